@@ -1,8 +1,8 @@
-"""What one node has: CPUs and memory as this process may use them, files and locks, copies of data sets, and bytes in
-memory that all processes of the node share.
+"""Services of one node: usable CPUs and memory, files and locks, local copies of data sets, and a cache in memory that
+all processes of the node share.
 
-This is the lowest of the three packages: it imports nothing of readers or packer, and neither click, h5py nor torch.
-What needs numpy and crc32c is imported when it is first used.
+This is the lowest of the three packages: it imports neither readers nor packer, nor click, h5py or torch. Modules that
+need numpy or crc32c import them on first use.
 """
 
 from __future__ import annotations

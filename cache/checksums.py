@@ -1,6 +1,6 @@
-"""CRC32C (Castagnoli): of a file, and of a whole from those of its parts. SHA-256 of a file, for other programs.
+"""CRC32C (Castagnoli) of files and of concatenated parts; SHA-256 of files, for other programs.
 
-A CRC32C of 110 kB takes 4 µs, so bytes are read once: that of a payload is reused for its record and its file.
+A CRC32C of 110 kB takes 4 µs. The checksum of a payload is reused for its record and its file, so bytes are read once.
 Importing the package `crc32c` takes 37 ms (it reads the metadata of installed distributions), so modules that every
 process of a training job imports import it, or this module, inside the functions that need it.
 """
@@ -26,7 +26,7 @@ _POLYNOMIAL = 0x82F63B78
 
 
 def file_checksum(path: str | os.PathLike[str], check: Callable[[], None] | None = None) -> int:
-    """CRC32C of a whole file. check: called before each MiB; it may raise. Raises OSError."""
+    """CRC32C of a whole file. check: called before each MiB; may raise to stop. Raises OSError."""
     crc, buffer = 0, memoryview(bytearray(_CHUNK_BYTES))
     with open_regular(path) as file:
         while count := file.readinto(buffer):  # type: ignore[attr-defined]
@@ -37,9 +37,9 @@ def file_checksum(path: str | os.PathLike[str], check: Callable[[], None] | None
 
 
 def file_sha256(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a whole file, 64 hex digits. Raises OSError.
+    """SHA-256 of a whole file as 64 hex digits. Raises OSError.
 
-    OpenSSL's, which uses the SHA instructions of CPUs that have them: 80 µs for 110 kB, 100 with reading it.
+    OpenSSL uses the SHA instructions of the CPU where it has them: 110 kB take 80 µs, or 100 µs including the read.
     """
     digest, buffer = hashlib.sha256(), memoryview(bytearray(_CHUNK_BYTES))
     with open_regular(path) as file:
@@ -49,17 +49,17 @@ def file_sha256(path: str | os.PathLike[str]) -> str:
 
 
 def crc32c_combine(first: int, second: int, second_bytes: int) -> int:
-    """CRC32C of A + B from those of A and of B: first * x^(8 |B|) + second in GF(2)[x] mod the polynomial.
+    """CRC32C of A + B from the CRC32C of A and of B: first * x^(8 |B|) + second in GF(2)[x] modulo the polynomial.
 
-    The method of zlib's crc32_combine, with the reflected Castagnoli polynomial.
+    This is the method of zlib's crc32_combine, with the reflected Castagnoli polynomial.
     """
     return int(crc32c_shift(np.array([first], np.uint32), np.array([second_bytes], np.uint64))[0]) ^ second
 
 
 def crc32c_shift(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint32]:
-    """crcs[i] * x^(8 lengths[i]): what the CRC32C of A adds to that of A + B, where B has lengths[i] bytes.
+    """crcs[i] * x^(8 lengths[i]): the contribution of the CRC32C of A to that of A + B, where B has lengths[i] bytes.
 
-    So crc(A + B) = shift(crc(A), |B|) ^ crc(B), and crc(B) = crc(A + B) ^ shift(crc(A), |B|).
+    Hence crc(A + B) = shift(crc(A), |B|) ^ crc(B), and crc(B) = crc(A + B) ^ shift(crc(A), |B|).
     """
     shifted = crcs.copy()
     for bit in range(int(lengths.max(initial=0)).bit_length()):
@@ -72,7 +72,7 @@ def crc32c_shift(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.uint64]) 
 
 
 class JoinedChecksum:
-    """The CRC32C of a file, combined from bytes and from parts whose CRC32C is known."""
+    """The CRC32C of a file, combined from bytes and from parts with known CRC32C."""
 
     __slots__ = ("_bytes", "_crc", "_crcs", "_lengths")
 
@@ -81,7 +81,7 @@ class JoinedChecksum:
         self._crcs, self._lengths = array("I"), array("Q")
 
     def add(self, data: Any, crc: int = 0, length: int = 0) -> None:
-        """The next bytes of the file: `data`, and behind them `length` bytes whose CRC32C is `crc`."""
+        """Append `data`, followed by `length` bytes whose CRC32C is `crc`."""
         if data:
             self._crc = crc32c(data, self._crc)
             self._bytes += len(data)
@@ -94,7 +94,7 @@ class JoinedChecksum:
                 self._join()
 
     def value(self) -> int:
-        """Of everything added so far."""
+        """The CRC32C of everything added so far."""
         self._close()
         return self._join()
 
@@ -121,9 +121,9 @@ def _factor(bit: int) -> int:
 
 @cache
 def _table(bit: int) -> npt.NDArray[np.uint32]:
-    """Products with x^(8 * 2^bit), uint32 [4, 256]: that with a number is the XOR of those with its four bytes."""
+    """Products with x^(8 * 2^bit), uint32 [4, 256]: the product of a number is the XOR of the entries of its bytes."""
     table, product = np.zeros((4, 256), np.uint32), _factor(bit)
-    for power in range(31, -1, -1):  # 1 << 31 is 1, and each place to the right a factor x
+    for power in range(31, -1, -1):  # 1 << 31 is 1; each shift to the right is a factor of x
         table[power // 8, 1 << power % 8] = product
         product = product >> 1 ^ (_POLYNOMIAL if product & 1 else 0)
     for power in range(8):

@@ -1,48 +1,48 @@
-"""Every error that this project raises on purpose: one tree with one root, each also the builtin that fits it.
+"""Every error that this project raises on purpose: one tree; each class is also a builtin error.
 
-Messages say what went wrong, where, what was expected and found, and what to run next. `except PackerError` catches
-all of them.
+Messages say what went wrong, where, what was expected and found, and what to do next. `except PackerError` catches all
+of them.
 
     PackerError
     ├── DatasetError (ValueError)            dataset.json or an index is missing, malformed or of another version
     │   └── UnknownNameError (LookupError)   no such split, field or key
-    ├── StaleIndexError (OSError)            a shard is missing, or is not the file that was indexed
-    ├── DamagedSampleError (ValueError)      a sample's bytes do not have the checksum of the index
+    ├── StaleIndexError (OSError)            a shard is missing, or differs from the file that was indexed
+    ├── DamagedSampleError (ValueError)      a sample's bytes do not match the checksum in the index
     ├── FormatError (ValueError)             a shard or an archive breaks the rules of its format
-    │   └── NotFlatError                     its samples have no flat byte range
+    │   └── NotFlatError                     its samples are not flat byte ranges
     ├── BadSampleError (ValueError)          one image of a source is unreadable or truncated
-    ├── BadNameError (ValueError)            a name or a path from outside is not allowed for a file
+    ├── BadNameError (ValueError)            a name or path from a user or a file is not allowed
     ├── SourceError (ValueError)             a source cannot be used as it is
-    ├── OutputError (OSError)                the output cannot be written: in use, not written by packer, full
+    ├── OutputError (OSError)                the output cannot be written: in use, not written by packer, disk full
     ├── StagingError (OSError)               a set cannot be staged
-    │   ├── NoTargetError                    no directory is writable, local and the user's own
-    │   ├── NoRoomError                      bytes or inodes are missing, before or in the middle of copying
-    │   ├── StagingSourceError               the source is gone, unreadable, or not what its manifest says
-    │   └── StoppedError                     a caller asked to stop
-    ├── ServingError (OSError)               a node cannot serve its bytes to others
+    │   ├── NoTargetError                    no directory is writable, local and owned by the user
+    │   ├── NoRoomError                      too few free bytes or inodes, before or during the copy
+    │   ├── StagingSourceError               the source is gone, unreadable, or does not match its manifest
+    │   └── StoppedError                     a caller stopped the copy
+    ├── ServingError (OSError)               a node cannot serve its bytes to other nodes
     ├── RemoteError (OSError)                an object store or a web server fails
-    │   ├── AddressError                     not an address: scheme, bucket or path are wrong
+    │   ├── AddressError                     not a valid address: scheme, bucket or path is wrong
     │   ├── MissingError                     there is no such object or page
     │   │   └── NoBucketError                there is no such bucket or container
-    │   ├── DeniedError                      credentials are missing, wrong, or not enough
-    │   ├── CertificateError                 TLS: a certificate is not accepted, or TLS is not spoken
-    │   ├── SlowError                        no answer, or not all of it, within the time allowed
-    │   ├── ChangedError (StaleIndexError)   not the object that was read before: another ETag or size
+    │   ├── DeniedError                      credentials are missing, wrong or insufficient
+    │   ├── CertificateError                 TLS: a certificate is not accepted, or the server does not speak TLS
+    │   ├── SlowError                        no complete answer within the time allowed
+    │   ├── ChangedError (StaleIndexError)   the object has changed since it was read: another ETag or size
     │   ├── TruncatedError                   fewer bytes than promised, on every attempt
-    │   ├── ExistsError                      an object exists that should not
-    │   └── UnsupportedError                 the server cannot do what is asked (ranges, conditions, lists)
+    │   ├── ExistsError                      an object to be created exists already
+    │   └── UnsupportedError                 the server does not support the request (ranges, conditions, lists)
     ├── CacheError                           a cache in shared memory
     │   ├── CacheFullError (OSError)         no room for a segment of this size; errno is ENOSPC, ENOMEM or EDQUOT
     │   ├── CacheDirectoryError (OSError)    the directory is missing, or files cannot be created in it
-    │   ├── ForeignCacheError (OSError)      not a segment of this user: owner, kind of file, magic, version
+    │   ├── ForeignCacheError (OSError)      not a segment of this user: wrong owner, kind of file, magic or version
     │   ├── CacheBusyError (TimeoutError)    the process that creates or checks the segment does not finish
     │   └── ClosedCacheError (ValueError)    used after `close`
-    ├── ResumeError (ValueError)             a resume token is malformed, or of another data set or order
+    ├── ResumeError (ValueError)             a resume token is malformed, or belongs to another data set or order
     ├── TrainerError (RuntimeError)          a training loop would lose or repeat samples
     ├── WorkerError (RuntimeError)           a worker process died
     ├── PipelineError (RuntimeError)         a pipeline of another library cannot be built, run or ended
-    ├── DeviceError (RuntimeError)           a GPU or a library for it cannot be loaded, or does not work
-    ├── PlatformError (RuntimeError)         the operating system lacks what is asked for
+    ├── DeviceError (RuntimeError)           a GPU, or a library for it, cannot be loaded or does not work
+    ├── PlatformError (RuntimeError)         the operating system lacks a required feature
     └── MissingExtraError (ImportError)      an optional package is not installed
 
 The import names `packer`, `readers` and `cache` belong to other projects on the public package index; this
@@ -68,7 +68,7 @@ class DatasetError(PackerError, ValueError):
 
 
 class UnknownNameError(DatasetError, LookupError):
-    """A split, a field or a key that the set does not have."""
+    """The set has no split, field or key of this name."""
 
 
 class StaleIndexError(PackerError, OSError):
@@ -76,7 +76,7 @@ class StaleIndexError(PackerError, OSError):
 
 
 class DamagedSampleError(PackerError, ValueError):
-    """The bytes that were read do not have the CRC32C of the index."""
+    """The bytes that were read do not match the CRC32C in the index."""
 
 
 class FormatError(PackerError, ValueError):
@@ -84,15 +84,15 @@ class FormatError(PackerError, ValueError):
 
 
 class NotFlatError(FormatError):
-    """The samples of this file are compressed, filtered or scattered: none is one byte range."""
+    """The samples of this file are compressed, filtered or scattered, so they are not single byte ranges."""
 
 
 class BadSampleError(PackerError, ValueError):
-    """One image of a source has an unreadable header, is truncated or cannot be read at all."""
+    """An image of a source has an unreadable header, is truncated, or cannot be read at all."""
 
 
 class BadNameError(PackerError, ValueError):
-    """The name of a split or field, or a relative path, that is not allowed; it came from a user or from a file."""
+    """The name of a split or field, or a relative path, from a user or a file, is not allowed."""
 
 
 class SourceError(PackerError, ValueError):
@@ -104,31 +104,31 @@ class OutputError(PackerError, OSError):
 
 
 class StagingError(PackerError, OSError):
-    """A set cannot be staged; the root of the errors of staging."""
+    """A set cannot be staged; the root of all staging errors."""
 
 
 class NoTargetError(StagingError):
-    """No directory is fit for a copy; the message says why each was refused."""
+    """No directory is suitable for a copy; the message says why each was refused."""
 
 
 class NoRoomError(StagingError):
-    """Bytes or inodes are missing; the message says how many, and what would fit."""
+    """Too few free bytes or inodes; the message says how many are missing, and what would fit."""
 
 
 class StagingSourceError(StagingError):
-    """The source vanished, cannot be read, or changed."""
+    """The source vanished, changed, or cannot be read."""
 
 
 class StoppedError(StagingError):
-    """A caller asked to stop copying: the set and the disk are not at fault."""
+    """A caller stopped the copy; neither the set nor the disk is at fault."""
 
 
 class ServingError(PackerError, OSError):
-    """A node cannot serve its bytes to others: the address, the token, the certificate, or the folder they share."""
+    """A node cannot serve its bytes to other nodes, because of the address, token, certificate or shared folder."""
 
 
 class RemoteError(PackerError, OSError):
-    """Something in an object store or on a web server cannot be read or written; the root of these errors."""
+    """An object store or a web server cannot be read or written; the root of all such errors."""
 
 
 class AddressError(RemoteError):
@@ -144,7 +144,7 @@ class NoBucketError(MissingError):
 
 
 class DeniedError(RemoteError):
-    """Credentials are missing, wrong or not enough."""
+    """Credentials are missing, wrong or insufficient."""
 
 
 class CertificateError(RemoteError):
@@ -152,11 +152,11 @@ class CertificateError(RemoteError):
 
 
 class SlowError(RemoteError):
-    """No whole answer within the time allowed, retries included."""
+    """No complete answer within the time allowed, including retries."""
 
 
 class ChangedError(RemoteError, StaleIndexError):
-    """Not the object that was read before, or that was indexed."""
+    """The object differs from the one that was read before or indexed."""
 
 
 class TruncatedError(RemoteError):
@@ -164,19 +164,19 @@ class TruncatedError(RemoteError):
 
 
 class ExistsError(RemoteError):
-    """An object exists that should not."""
+    """An object to be created exists already."""
 
 
 class UnsupportedError(RemoteError):
-    """The server does not do what was asked for."""
+    """The server does not support the request."""
 
 
 class CacheError(PackerError):
-    """The root of the errors of caches in shared memory. A cache that fills up later raises none: `put` is False."""
+    """The root of all errors of caches in shared memory. Filling a cache up raises none: `put` returns False."""
 
 
 class CacheFullError(CacheError, OSError):
-    """There is no room for the segment: request a smaller capacity, or continue without a cache."""
+    """There is no room for the segment: ask for a smaller capacity, or continue without a cache."""
 
 
 class CacheDirectoryError(CacheError, OSError):
@@ -184,7 +184,7 @@ class CacheDirectoryError(CacheError, OSError):
 
 
 class ForeignCacheError(CacheError, OSError):
-    """The file is not a segment of this user, layout and data set; it stays as it is."""
+    """The file is not a segment of this user, layout and data set; it is left unchanged."""
 
 
 class CacheBusyError(CacheError, TimeoutError):
@@ -200,31 +200,31 @@ class ResumeError(PackerError, ValueError):
 
 
 class TrainerError(PackerError, RuntimeError):
-    """A training loop or a framework would lose or repeat samples with this; the message has the line to write."""
+    """A training loop or a framework would lose or repeat samples; the message contains the line to write instead."""
 
 
 class WorkerError(PackerError, RuntimeError):
-    """A worker process died without saying why (killed, out of memory)."""
+    """A worker process died without an error message (killed, out of memory)."""
 
 
 class PipelineError(PackerError, RuntimeError):
-    """A pipeline of another library cannot be built, does not give what it was fed, or does not end."""
+    """A pipeline of another library cannot be built, returns something else than it was fed, or does not end."""
 
 
 class DeviceError(PackerError, RuntimeError):
-    """A GPU, or a library that works on one, cannot be loaded, fails a known image, or has failed since."""
+    """A GPU, or a library that uses it, cannot be loaded, fails on a known image, or has stopped working."""
 
 
 class UnsupportedCpuError(PackerError, RuntimeError):
-    """The CPU lacks instructions that are needed; the message names them."""
+    """The CPU lacks required instructions; the message names them."""
 
 
 class PlatformError(PackerError, RuntimeError):
-    """The operating system lacks what was asked for."""
+    """The operating system lacks a required feature."""
 
 
 class MissingExtraError(PackerError, ImportError):
-    """An optional package is needed; the message has the command that installs it."""
+    """An optional package is not installed; the message contains the command that installs it."""
 
     def __init__(self, package: str, extra: str, purpose: str) -> None:
         super().__init__(f"{purpose} needs {package}: run  {install_command(extra)}")
@@ -237,8 +237,8 @@ class MissingExtraError(PackerError, ImportError):
 def install_command(*extras: str) -> str:
     """The command that installs these extras: pip install 'packer-vision[remote]'.
 
-    pip takes an installed distribution as it is, from a checkout too, and adds what the extra needs. Where nothing
-    is installed, because a checkout is on the path, the command names that checkout and no package index is asked.
+    If the distribution is installed (from a checkout, too), pip keeps it and adds the packages of the extras. If a
+    checkout is only on the import path, the command names the checkout, so that no package index is asked.
     """
     wanted = f"[{','.join(extras)}]"
     checkout = Path(__file__).resolve().parent.parent
@@ -248,8 +248,8 @@ def install_command(*extras: str) -> str:
 
 
 def _is_installed(checkout: Path) -> bool:
-    """Metadata that a build left in the checkout itself is not an installation."""
-    from importlib.metadata import distributions  # 20 ms, and only messages need it
+    """Whether a distribution is installed; metadata that a build left in the checkout does not count."""
+    from importlib.metadata import distributions  # takes 20 ms; only messages need it
 
     places = [Path(str(found.locate_file(""))).resolve() for found in distributions(name=DISTRIBUTION)]
     return any(place != checkout for place in places)

@@ -1,15 +1,15 @@
-"""Files below a folder that the user chose, and only below it; reading regular files.
+"""Files below a folder that the user chose, and nowhere else; reading regular files.
 
-A name from elsewhere (a dataset.json, an archive, a key) may be "../x", or lead through a prepared link. `Folder` holds
-an open directory and resolves every name below it, one component after the other, without following links. The path of
-the folder itself is the user's, links included. A file that is written appears whole or not at all, and only regular
-files are read: no call waits for a FIFO.
+A name from a dataset.json, an archive or a key may be "../x", or lead through a planted link. `Folder` holds an open
+directory and resolves every name below it component by component, without following links. Links in the path of the
+folder itself are followed, since the user chose it. Files are written atomically, and only regular files are read, so
+no call blocks on a FIFO.
 
-    temporary names    .<16 hex digits>.tmp, created exclusively, so no file is ever overwritten by one
-    a file             temporary name, fsync, rename, fsync of its folder
+    temporary names    .<16 hex digits>.tmp, created exclusively, so that they never overwrite a file
+    a file             write under a temporary name, fsync, rename, fsync of the folder
     a lock             flock, see `cache.locks`
 
-Errors are OSErrors that name the whole path; `PathError` is about the name itself, or about a file of another kind.
+Errors are OSErrors that name the whole path; `PathError` means a forbidden name or an unexpected kind of file.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _LOCK_WAIT_SECONDS, _LONGEST_LOCK_WAIT_SECONDS = 0.01, 0.5
 
 
 class PathError(OSError):
-    """A name that leads out of its folder, or a file of another kind than expected."""
+    """A name leads out of its folder, or a file is not of the expected kind."""
 
 
 class FileState(NamedTuple):
-    """What a file has in common with itself alone, on every node that mounts it, until something writes to it.
+    """Identifies a file and its content on every node that mounts it, until something writes to it.
 
-    A hard link to the file, or a change of its rights, changes `changed_ns` and nothing else.
+    A new hard link or a change of permissions changes `changed_ns` only.
     """
 
     inode: int
@@ -54,12 +54,12 @@ class FileState(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileState:
-        """From the result of a `stat`."""
+        """The state from the result of a `stat`."""
         return cls(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
     @classmethod
     def at(cls, path: str | os.PathLike[str]) -> FileState:
-        """Of the file at a path; raises OSError. It is opened for that, since NFS answers a `stat` from its cache."""
+        """The state of the file at a path. Raises OSError. Opens the file, since NFS answers `stat` from its cache."""
         descriptor = os.open(path, READ)
         try:
             return cls.of(os.fstat(descriptor))
@@ -68,31 +68,31 @@ class FileState(NamedTuple):
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """Open a file for reading; links are followed. Raises PathError for a directory, FIFO, device or socket."""
+    """Open a file for reading, following links. Raises PathError for a directory, FIFO, device or socket."""
     with _naming(os.fspath(path)):
         return _regular(os.open(path, READ), os.fspath(path))
 
 
 def read_regular(path: str | os.PathLike[str], max_bytes: int) -> bytes:
-    """The content of a file of at most `max_bytes`; links are followed. Raises PathError as `open_regular` does."""
+    """The content of a file of at most `max_bytes`; follows links. Raises PathError as `open_regular` does."""
     return read_with_state(path, max_bytes)[0]
 
 
 def read_with_state(path: str | os.PathLike[str], max_bytes: int) -> tuple[bytes, FileState]:
-    """`read_regular`, and the state that the file was in when it was opened."""
+    """`read_regular`, and the state of the file when it was opened."""
     with open_regular(path) as file:
         state = FileState.of(os.fstat(file.fileno()))
         return _read(file, max_bytes, os.fspath(path)), state
 
 
 def atomic_write(path: Path, content: _Bytes, *, mode: int = 0o666) -> None:
-    """Write a whole file, with its bytes and its name on the disk at the end; see `Folder.writing`."""
+    """Write a whole file durably: afterwards its bytes and its name are on the disk; see `Folder.writing`."""
     with Folder(path.parent) as folder, folder.writing(path.name, mode=mode) as file:
         file.write(content)
 
 
 def sync_file(file: BinaryIO | int) -> None:
-    """Have an open file's bytes on the disk; for its name use `Folder.sync`."""
+    """Flush the bytes of an open file to the disk; use `Folder.sync` for its name."""
     if not isinstance(file, int):
         file.flush()
         file = file.fileno()
@@ -100,15 +100,15 @@ def sync_file(file: BinaryIO | int) -> None:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether `Folder` writes under names like this one; a killed process leaves such files."""
+    """Whether this is the name of a temporary file of `Folder`; a killed process leaves them behind."""
     digits = name[1:-4]
     return name[:1] == "." and name[-4:] == ".tmp" and len(digits) == 16 and not digits.strip("0123456789abcdef")
 
 
 class Folder:
-    """An open directory; every name is relative to it, "/" between its parts. Close it, or use it with `with`.
+    """An open directory; names are relative to it, with "/" between components. Close it, or use it in a `with`.
 
-    create: make the directory, and those above it, where they are missing.
+    create: create missing directories, parents included.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, create: bool = False) -> None:
@@ -121,7 +121,7 @@ class Folder:
             self.descriptor = os.open(path, os.O_RDONLY | DIRECTORY | CLOEXEC)
 
     def folder(self, name: str, *, create: bool = False) -> Folder:
-        """The directory `name` below this one; none of its parts may be a link."""
+        """The directory `name` below this one; no component may be a link."""
         return self._below(self._parts(name), create)
 
     def names(self) -> list[str]:
@@ -130,7 +130,7 @@ class Folder:
             return sorted(os.listdir(self.descriptor))
 
     def lstat(self, name: str) -> os.stat_result | None:
-        """The status of the file of this name, of a link itself; None where there is none."""
+        """The status of the file of this name, without following a link; None if it does not exist."""
         try:
             with self._parent(name) as (parent, last), _naming(self.path / name):
                 return os.stat(last, dir_fd=parent, follow_symlinks=False)
@@ -138,12 +138,12 @@ class Folder:
             return None
 
     def kind(self, name: str) -> str:
-        """ "file", "folder", "link" or another kind; "" where there is nothing."""
-        found = self.lstat(name)
-        return _kind(found.st_mode) if found is not None else ""
+        """ "file", "folder", "link" or another kind; "" if it does not exist."""
+        status = self.lstat(name)
+        return _kind(status.st_mode) if status is not None else ""
 
     def open(self, name: str) -> BinaryIO:
-        """Open a regular file for reading; a link is not followed."""
+        """Open a regular file for reading, without following a link."""
         with self._parent(name) as (parent, last), _naming(self.path / name):
             return _regular(self._open(parent, last, READ | NOFOLLOW, name), os.fspath(self.path / name))
 
@@ -153,12 +153,12 @@ class Folder:
             return _read(file, max_bytes, os.fspath(self.path / name))
 
     def create(self, name: str) -> BinaryIO:
-        """A new file for reading and writing. Raises FileExistsError where the name is taken, even by a link."""
+        """Create a file for reading and writing. Raises FileExistsError if the name is taken, even by a link."""
         with self._parent(name) as (parent, last), _naming(self.path / name):
             return open(os.open(last, _NEW, 0o666, dir_fd=parent), "w+b")
 
     def write(self, name: str, content: _Bytes, *, durable: bool = True, scratch: Folder | None = None) -> None:
-        """Write a whole file under a temporary name and rename it; see `writing`."""
+        """Write a whole file atomically; see `writing`."""
         with self.writing(name, durable=durable, scratch=scratch) as file:
             file.write(content)
 
@@ -175,13 +175,13 @@ class Folder:
     ) -> Iterator[BinaryIO]:
         """A file that gets its name when the block succeeds, and is removed when it fails.
 
-        An existing file of that name is replaced; of a link, the link itself.
+        An existing file of that name is replaced; if it is a link, the link itself is replaced.
 
-        durable: have the file and its name on the disk at the end.
-        sync_name: False where the caller syncs the folder itself, once for many files.
-        scratch: a folder of the same filesystem for the temporary file; by default the file's own.
-        temporary: the name of that file until then; by default a random one.
-        mode: permissions, less the umask.
+        durable: flush the file and its name to the disk at the end.
+        sync_name: False if the caller syncs the folder itself, once for many files.
+        scratch: a folder on the same filesystem for the temporary file; by default the folder of the file.
+        temporary: the temporary name; by default a random one.
+        mode: permissions, before the umask.
         """
         with self._parent(name) as (parent, last):
             there = parent if scratch is None else scratch.descriptor
@@ -204,9 +204,9 @@ class Folder:
                 raise
 
     def rename(self, name: str, new: str, to: Folder | None = None, *, durable: bool = False) -> None:
-        """Rename `name` to `new`, in the folder `to` if given; a file of that name is replaced.
+        """Rename `name` to `new`, in the folder `to` if given, replacing a file of that name.
 
-        durable: have the new name on the disk at the end.
+        durable: flush the new name to the disk.
         """
         target = to or self
         with self._parent(name) as (parent, last), target._parent(new) as (other, new_last), _naming(self.path / name):
@@ -215,7 +215,7 @@ class Folder:
                 os.fsync(other)
 
     def link(self, name: str, target: str | os.PathLike[str], *, hard: bool = False) -> None:
-        """Make a symbolic link to `target`, or a hard one. Raises FileExistsError where the name is taken."""
+        """Create a symbolic or hard link to `target`. Raises FileExistsError if the name is taken."""
         with self._parent(name) as (parent, last), _naming(self.path / name):
             if hard:
                 os.link(target, last, dst_dir_fd=parent)
@@ -223,7 +223,7 @@ class Folder:
                 os.symlink(target, last, dir_fd=parent)
 
     def unlink(self, name: str) -> bool:
-        """Remove a file, or a link itself; returns whether there was one."""
+        """Remove a file, or a link itself; returns whether it existed."""
         try:
             with self._parent(name) as (parent, last), _naming(self.path / name):
                 os.unlink(last, dir_fd=parent)
@@ -232,7 +232,7 @@ class Folder:
         return True
 
     def remove_folder(self, name: str) -> bool:
-        """Remove an empty directory; False for one that is not empty."""
+        """Remove an empty directory; returns False if it is not empty."""
         try:
             with self._parent(name) as (parent, last), _naming(self.path / name):
                 os.rmdir(last, dir_fd=parent)
@@ -245,9 +245,9 @@ class Folder:
         return True
 
     def remove_tree(self, name: str) -> None:
-        """Remove a directory, if there is one, and everything in it, without following links.
+        """Remove a directory and everything in it, if it exists, without following links.
 
-        Raises PathError where it is not a directory.
+        Raises PathError if it is not a directory.
         """
         kind = self.kind(name)
         if not kind:
@@ -263,18 +263,18 @@ class Folder:
                         _remove_entry(folder, descriptor)
                 _remove_entry(last, parent)
             except RecursionError as error:
-                raise PathError(f"{self.path / name}: its folders nest too deep; remove it yourself") from error
+                raise PathError(f"{self.path / name}: its folders are nested too deeply; remove it yourself") from error
 
     def sync(self) -> None:
-        """Have the names in the directory on the disk."""
+        """Flush the names in the directory to the disk."""
         with _naming(self.path):
             os.fsync(self.descriptor)
 
     def lock(self, name: str, wait_seconds: float = 0.0, *, shared: bool = False) -> Lock:
-        """Take the lock of the file `name`, which is created where it is missing: alone, or shared with others.
+        """Take the lock of the file `name`, exclusively or shared; the file is created if it is missing.
 
-        Raises BusyError where another process holds it for longer than `wait_seconds`, FileNotFoundError where this
-        directory has been removed, PathError for another kind of file. See `Lock.supported`.
+        Raises BusyError if another process holds it for longer than `wait_seconds`, FileNotFoundError if this directory
+        has been removed, PathError if `name` is not a regular file. See `Lock.supported`.
         """
         path = os.fspath(self.path / name)
         end, pause = time.monotonic() + wait_seconds, _LOCK_WAIT_SECONDS
@@ -316,24 +316,24 @@ class Folder:
         except UnicodeEncodeError:
             whole = False
         if not whole or any(part in ("", ".", "..") for part in parts):
-            raise PathError(f"{self.path}: {name!r} is not the name of something in this folder")
+            raise PathError(f"{self.path}: {name!r} is not a valid name of a file in this folder")
         return parts
 
     def _below(self, parts: list[str], create: bool) -> Folder:
-        found = Folder.__new__(Folder)
-        found.path, found.descriptor = self.path, -1
+        folder = Folder.__new__(Folder)
+        folder.path, folder.descriptor = self.path, -1
         with _naming(self.path):
-            found.descriptor = os.dup(self.descriptor)
+            folder.descriptor = os.dup(self.descriptor)
         for part in parts:
-            found.path = found.path / part
-            with _naming(found.path):
+            folder.path = folder.path / part
+            with _naming(folder.path):
                 if create:
                     with suppress(FileExistsError):
-                        os.mkdir(part, dir_fd=found.descriptor)
-                below = self._open_folder(part, found)
-            os.close(found.descriptor)
-            found.descriptor = below
-        return found
+                        os.mkdir(part, dir_fd=folder.descriptor)
+                below = self._open_folder(part, folder)
+            os.close(folder.descriptor)
+            folder.descriptor = below
+        return folder
 
     def _open_folder(self, part: str, found: Folder) -> int:
         try:
@@ -343,12 +343,12 @@ class Folder:
                 raise
             kind = _kind(os.stat(part, dir_fd=found.descriptor, follow_symlinks=False).st_mode)
             raise PathError(
-                f"{found.path}: is a {kind}, expected a folder; nothing is read, written or removed behind it"
+                f"{found.path}: is a {kind}, expected a folder; nothing below it is read, written or removed"
             ) from error
 
     @contextmanager
     def _parent(self, name: str) -> Iterator[tuple[int, str]]:
-        """The open directory of the last part of `name`, and that part."""
+        """The open directory of the last component of `name`, and that component."""
         *above, last = self._parts(name)
         if not above:
             yield self.descriptor, last
@@ -361,14 +361,14 @@ class Folder:
             return os.open(last, flags, 0o666, dir_fd=parent)
         except OSError as error:
             if error.errno == errno.ELOOP:
-                raise PathError(f"{self.path / name}: is a link, which is not followed here; remove it") from error
+                raise PathError(f"{self.path / name}: is a link, which is not followed; remove it") from error
             if error.errno == errno.ENXIO:
                 raise PathError(f"{self.path / name}: is a socket or a device, expected a regular file") from error
             raise
 
 
 def _regular(descriptor: int, path: str) -> BinaryIO:
-    """The open file, if it is a regular one; otherwise it is closed."""
+    """Wrap the descriptor if it is of a regular file; otherwise close it and raise."""
     try:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
@@ -380,7 +380,7 @@ def _regular(descriptor: int, path: str) -> BinaryIO:
 
 
 def _read(file: BinaryIO, max_bytes: int, path: str) -> bytes:
-    """All of a file, in steps: neither its stated size is trusted nor that it stays the same."""
+    """The whole file, read in steps, since its size may be wrong or change."""
     with _naming(path):
         size = os.fstat(file.fileno()).st_size
         parts: list[bytes] = []
@@ -391,7 +391,7 @@ def _read(file: BinaryIO, max_bytes: int, path: str) -> bytes:
                 return b"".join(parts)
             parts.append(part)
             total += len(part)
-    raise PathError(f"{path}: {max(size, total):,} bytes, at most {max_bytes:,} are expected here")
+    raise PathError(f"{path}: {max(size, total):,} bytes, expected at most {max_bytes:,}")
 
 
 def _kind(mode: int) -> str:
@@ -404,7 +404,7 @@ def _unlink(name: str, parent: int) -> None:
 
 
 def _remove_entry(name: str, parent: int) -> None:
-    """Remove an empty directory, or a link to one."""
+    """Remove an empty directory, or a link to a directory."""
     try:
         os.rmdir(name, dir_fd=parent)
     except NotADirectoryError:
@@ -413,7 +413,7 @@ def _remove_entry(name: str, parent: int) -> None:
 
 @contextmanager
 def _naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Let errors of the system name the whole path, not its last part."""
+    """Make errors of the system name the whole path, not only its last component."""
     try:
         yield
     except (PathError, BusyError):

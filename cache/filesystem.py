@@ -1,10 +1,10 @@
-"""Filesystems: their kind, whether they belong to this node, their free space; and the kernel's page cache.
+"""Filesystems: their type, whether they are local to this node, their free space; and the kernel's page cache.
 
-Types come from /proc/self/mountinfo (proc(5)), where FUSE filesystems have their own names, which the numbers of
-statfs(2) lack. A filesystem counts as local unless its type is known to be served by another machine.
+Types come from /proc/self/mountinfo (proc(5)), because statfs(2) gives all FUSE filesystems the same number. A
+filesystem counts as local unless its type is known to be a network filesystem.
 
-Of the page cache, ranges are half-open byte ranges of one file, [offset, offset + length). Nothing here blocks on the
-disk except `drop`, which has dirty pages written first, since only clean ones can be dropped.
+Ranges in the page cache are half-open byte ranges of one file, [offset, offset + length). Nothing in this module blocks
+on the disk except `drop`, which first flushes dirty pages, since only clean pages can be dropped.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _LOCAL_FUSE = frozenset(("fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.bindfs"))
 _MEMORY = frozenset(("tmpfs", "ramfs"))
 _UNLIMITED_INODES = 1 << 62
 _MARGIN_BYTES = 256 << 20
-_MARGIN_SHARE = 20  # a twentieth, where that is more
+_MARGIN_SHARE = 20  # 1/20 of the total, if that is more
 
 
 @dataclass(frozen=True, slots=True)
 class Free:
-    """What this user can still write: bytes, and inodes (a very large number where there is no limit)."""
+    """What this user can still write: bytes, and inodes (a very large number if unlimited)."""
 
     bytes: int
     inodes: int
@@ -44,11 +44,11 @@ class Free:
 
 @dataclass(frozen=True)
 class Budget:
-    """What limits a cache. directory_bytes: free in the directory's filesystem, of size_bytes; memory_bytes: available
-    to this process. None: not a limit here.
+    """The limits of a cache. directory_bytes: free space of the directory's filesystem, whose size is size_bytes;
+    memory_bytes: memory available to this process. None: no limit.
 
-    A margin of 256 MiB or a twentieth of each is left for batches, workers and other programs. Of a directory it is
-    half at most, since a small tmpfs (64 MiB in containers) would be all margin otherwise.
+    Of each limit, 256 MiB or 1/20, whichever is more, is left for batches, workers and other programs; of a directory
+    at most half, since the margin would otherwise take all of a small tmpfs (64 MiB in containers).
     """
 
     directory_bytes: int | None
@@ -57,7 +57,7 @@ class Budget:
 
     @property
     def bytes(self) -> int:
-        """The largest size of a cache."""
+        """The largest possible size of a cache."""
         room = []
         if self.directory_bytes is not None:
             margin = max(min(_MARGIN_BYTES, self.directory_bytes // 2), self.directory_bytes // _MARGIN_SHARE)
@@ -68,14 +68,14 @@ class Budget:
 
     @property
     def is_cramped(self) -> bool:
-        """Whether the filesystem is the limit only because it is much smaller than the free memory."""
+        """Whether the filesystem is the limit because it is much smaller than the free memory."""
         if self.directory_bytes is None or self.size_bytes is None or self.memory_bytes is None:
             return False
         return self.directory_bytes < self.memory_bytes and self.size_bytes < self.memory_bytes // 4
 
 
 def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
-    """What limits a cache in that directory: its space, and memory if it is a tmpfs. None: anonymous memory.
+    """The limits of a cache in a directory: its free space, and memory if it is a tmpfs. None: anonymous memory.
 
     Raises CacheDirectoryError for a missing directory, PlatformError.
     """
@@ -92,7 +92,7 @@ def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
 
 
 def free_space(path: Path, filesystem: str) -> Free:
-    """What can be written below a directory; in a tmpfs no more than the memory of this process. Raises OSError."""
+    """What can be written below a directory; in a tmpfs at most the memory of this process. Raises OSError."""
     status = os.statvfs(path)
     size = status.f_bavail * status.f_frsize
     if filesystem in _MEMORY:
@@ -101,13 +101,13 @@ def free_space(path: Path, filesystem: str) -> Free:
 
 
 def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
-    """The type of the filesystem of an existing path; "" where it is not known."""
+    """The type of the filesystem of an existing path; "" if unknown."""
     try:
         text = Path("/proc/self/mountinfo").read_text() if mountinfo is None else mountinfo
         real = os.path.realpath(path)
     except OSError:
         return ""
-    best, found = -1, ""
+    best, name = -1, ""
     for line in text.splitlines():
         before, dash, after = line.partition(" - ")
         words = before.split(" ")
@@ -115,20 +115,20 @@ def filesystem_type(path: Path, mountinfo: str | None = None) -> str:
             continue
         mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
         covers = real == mount or real.startswith(mount.rstrip("/") + "/")
-        if covers and len(mount) >= best:  # of mounts at one place the last one is seen
-            best, found = len(mount), after.split(" ")[0]
-    return found
+        if covers and len(mount) >= best:  # of several mounts at one place, the last one is visible
+            best, name = len(mount), after.split(" ")[0]
+    return name
 
 
 def is_local(filesystem: str) -> bool:
-    """Whether a filesystem of this type belongs to the node."""
+    """Whether a filesystem of this type is local to the node."""
     if filesystem.startswith("fuse."):
         return filesystem in _LOCAL_FUSE
     return filesystem not in _REMOTE
 
 
 def is_in_memory(directory: Path) -> bool:
-    """Whether a directory is in a tmpfs or ramfs; True where that is not known. Raises OSError."""
+    """Whether a directory is in a tmpfs or ramfs; True if that is unknown. Raises OSError."""
     os.stat(directory)
     return filesystem_type(directory) in ("", *_MEMORY)
 
@@ -148,9 +148,9 @@ def prefetch(descriptor: int, ranges: Iterable[tuple[int, int]]) -> None:
 
 
 def write_behind(descriptor: int, offset: int, length: int) -> None:
-    """Start writing a dirty range to the disk and return, so that a later fsync has little left to wait for.
+    """Start writing a dirty range to the disk and return at once, so that a later fsync has little left to do.
 
-    A hint (sync_file_range(2), Linux only); it never fails.
+    This is a hint (sync_file_range(2), Linux only); it never fails.
     """
     function = getattr(_libc(), "sync_file_range", None)
     if function is not None:
@@ -160,8 +160,8 @@ def write_behind(descriptor: int, offset: int, length: int) -> None:
 def drop(path: str | os.PathLike[str], ranges: Sequence[tuple[int, int]] = ((0, 0),), *, synced: bool = False) -> None:
     """Drop one file's pages from the page cache, so that the next read comes from the disk.
 
-    ranges: (offset, length) of what to drop, widened to whole pages; a length of 0 is all that follows.
-    synced: whether the file is known to have no dirty pages, so that no fsync is needed.
+    ranges: (offset, length) to drop, widened to whole pages; a length of 0 means up to the end of the file.
+    synced: whether the file has no dirty pages, so that no fsync is needed.
     """
     descriptor = os.open(path, READ)
     try:

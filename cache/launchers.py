@@ -1,18 +1,18 @@
 """Batch systems and launchers, one entry each: the environment variables that they set for their processes.
 
-No other module names these variables. An entry knows which process of the job this is, how many CPUs the job has on
-this node, which directory is the node's own, and the number of the job, or some of these.
+No other module names these variables. An entry knows some of these: the rank of this process in the job, the CPUs of
+the job on this node, a local directory of the node, the number of the job.
 
     starters        torchrun, Open MPI, jsrun, PMI (MPICH, Intel MPI, Cray PALS): start the ranks themselves
-    batch systems   Flux, Slurm, PBS, LSF, Grid Engine, OAR: give nodes and CPUs to a job, and may start ranks
+    batch systems   Flux, Slurm, PBS, LSF, Grid Engine, OAR: assign nodes and CPUs to a job, and may start ranks
 
-The innermost launcher counts, so starters come before batch systems in the table: mpirun starts its daemons with srun,
-and torchrun runs in a task of Slurm. Another system is added by
+The innermost launcher counts, so starters precede batch systems in the table: mpirun starts its daemons with srun, and
+torchrun runs in a task of Slurm. To add another system:
 
     register(Launcher("mysys", batch=True, job=("MYSYS_JOB",), ranks=by_names("MYSYS_RANK", "MYSYS_SIZE")))
 
-A batch script is one process however many tasks its job has, and would wait for the others for ever. So an entry of a
-batch system has ranks only for processes that the system has started as tasks.
+A batch script is one process, however many tasks its job has; with the ranks of the job it would wait for the others
+forever. So an entry of a batch system returns ranks only for processes that the system started as tasks.
 """
 
 from __future__ import annotations
@@ -38,20 +38,19 @@ __all__ = [
 ]
 
 
-# What an entry of `cache.launchers` is, and what entries are built of: ranks and CPUs from environment variables.
-
+# Entries of the table, and functions to build them: ranks and CPUs from environment variables.
 
 Environ: TypeAlias = Mapping[str, str]
-_Counts: TypeAlias = tuple[int, int, int, int, int, int]  # rank to nodes, as in Ranks
+_Counts: TypeAlias = tuple[int, int, int, int, int, int]  # the fields of Ranks, from rank to nodes
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """rank of world_size in the job, local_rank of local_world_size in the node, node of nodes.
+    """rank of world_size in the job, local_rank of local_world_size on the node, node of nodes.
 
-    launcher: the name of the entry that these are from, "" for none. place: the rank when ranks are counted node by
-    node, in the order of the nodes' numbers; None where nodes have unequal numbers of ranks, so that this process
-    cannot know it. Raises ValueError for values that contradict each other.
+    launcher: the name of the entry that the values are from; "" for none. place: the rank if ranks are counted node by
+    node, in the order of node numbers; None if nodes have unequal numbers of ranks, since this process cannot know it
+    then. Raises ValueError for values that contradict each other.
     """
 
     rank: int = 0
@@ -75,7 +74,7 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Cpus:
-    """CPUs of a job. on_node: for all its tasks on this node. per_task: for each task. None: not known."""
+    """CPUs of a job. on_node: of all its tasks on this node. per_task: of each task. None: unknown."""
 
     on_node: int | None = None
     per_task: int | None = None
@@ -86,11 +85,11 @@ class Launcher:
     """One entry of the table.
 
     name: as in `Ranks.launcher`.
-    batch: whether it is a batch system, which gives nodes and CPUs to jobs.
-    ranks: which process of the job this is; None where the launcher has not started it. Raises ValueError.
+    batch: whether it is a batch system, which assigns nodes and CPUs to jobs.
+    ranks: the ranks of this process; None if the launcher has not started it. Raises ValueError.
     cpus: the CPUs of the job.
     job: variables with the number of the job; the first that is set counts.
-    scratch: variables with a directory of this node, for this job.
+    scratch: variables with a local directory of this node, for this job.
     splits_its_task: its ranks are parts of one task of the batch system, and share the CPUs of that task.
     """
 
@@ -106,9 +105,9 @@ class Launcher:
 def by_names(
     rank: str, size: str, local_rank: Sequence[str] = (), local_size: Sequence[str] = ()
 ) -> Callable[[Environ], Ranks | None]:
-    """Ranks from four variables, of nodes that are filled one after the other.
+    """Ranks from up to four variables; nodes are filled one after the other.
 
-    local_rank, local_size: the first that is set counts; without any each process counts as a node of its own.
+    local_rank, local_size: the first that is set counts; if none is set, each process counts as a node.
     """
 
     def ranks(environ: Environ) -> Ranks | None:
@@ -117,14 +116,14 @@ def by_names(
         names = [rank, size, *(_first(environ, options) for options in (local_rank, local_size) if options)]
         count, world_size = number_in(environ, rank), number_in(environ, size)
         local = number_in(environ, _first(environ, local_rank), 0) if local_rank else 0
-        here = number_in(environ, _first(environ, local_size), 1) if local_size else 1
-        return ranks_of(names, (count, world_size, local, here, *filled(count, world_size, here)), count)
+        local_count = number_in(environ, _first(environ, local_size), 1) if local_size else 1
+        return ranks_of(names, (count, world_size, local, local_count, *filled(count, world_size, local_count)), count)
 
     return ranks
 
 
 def by_hosts(names: Sequence[str], task: int, hosts: Sequence[str]) -> Ranks:
-    """Ranks where a task has its host's name in a list with one entry for each task."""
+    """Ranks of a task, from a list with the host name of each task."""
     if task >= len(hosts):
         raise ValueError(f"{', '.join(names)} contradict each other: task {task} of {len(hosts)}")
     host, order = hosts[task], list(dict.fromkeys(hosts))
@@ -134,13 +133,13 @@ def by_hosts(names: Sequence[str], task: int, hosts: Sequence[str]) -> Ranks:
 
 
 def filled(rank: int, world_size: int, local_size: int) -> tuple[int, int]:
-    """(node, nodes) where nodes are filled one after the other."""
+    """(node, nodes) if nodes are filled one after the other."""
     size = max(1, local_size)
     return rank // size, -(-world_size // size)
 
 
 def ranks_of(names: Iterable[str], counts: _Counts, place: int | None) -> Ranks:
-    """Ranks by the values of these variables. Raises ValueError that names them where they contradict each other."""
+    """Ranks with these values. Raises ValueError, naming the variables, if the values contradict each other."""
     try:
         return Ranks(*counts, place=place)
     except ValueError as error:
@@ -148,12 +147,12 @@ def ranks_of(names: Iterable[str], counts: _Counts, place: int | None) -> Ranks:
 
 
 def _first(environ: Environ, names: Sequence[str]) -> str:
-    """The first of the variables that is set, or the first of all."""
+    """The first of the variables that is set; if none is set, the first of the list."""
     return next((name for name in names if name in environ), names[0])
 
 
 def number_in(environ: Environ, name: str, default: int | None = None) -> int:
-    """The whole number in a variable; `default` where it is not set. Raises ValueError."""
+    """The whole number in a variable; `default` if it is not set. Raises ValueError."""
     text = environ.get(name, "" if default is None else str(default)).strip()
     if not (text.isascii() and text.isdecimal()) or len(text) > 9:
         raise ValueError(f"the environment variable {name} is {text!r}, expected a whole number from 0 up")
@@ -161,7 +160,7 @@ def number_in(environ: Environ, name: str, default: int | None = None) -> int:
 
 
 def count_in(environ: Environ, *names: str) -> int | None:
-    """The number above 0 in the first of the variables that has one."""
+    """The first positive number in one of the variables."""
     texts = (environ.get(name, "") for name in names)
     return next((int(text) for text in texts if text.isdecimal() and int(text) > 0), None)
 
@@ -171,7 +170,7 @@ _RESERVED_STEPS = 0xFFFFFFF0  # slurm.h: SLURM_MAX_NORMAL_STEP_ID and above
 
 # --- queries of the table -----------------------------------------------------------------------------------------
 def register(launcher: Launcher) -> None:
-    """Add an entry before those of its kind (starters, batch systems). One of the same name is replaced."""
+    """Add an entry before the others of its kind (starters, batch systems). Replaces an entry of the same name."""
     unregister(launcher.name)
     first = next((place for place, other in enumerate(_table) if other.batch or not launcher.batch), len(_table))
     _table.insert(first, launcher)
@@ -188,35 +187,35 @@ def registered() -> list[str]:
 
 
 def launched(environ: Environ, among: tuple[int, int] | None = None) -> Ranks | None:
-    """Which process of its job this is, by the innermost launcher that has started it; None without one.
+    """The ranks of this process, by the innermost launcher that started it; None without a launcher.
 
-    among: a known (rank, world size); only launchers that agree with it count.
+    among: a known (rank, world size); launchers that disagree with it are ignored.
     Raises ValueError.
     """
-    found = (_named(launcher, environ) for launcher in _table)
-    return next((ranks for ranks in found if ranks and among in (None, (ranks.rank, ranks.world_size))), None)
+    candidates = (_named(launcher, environ) for launcher in _table)
+    return next((ranks for ranks in candidates if ranks and among in (None, (ranks.rank, ranks.world_size))), None)
 
 
 def batch_task(environ: Environ) -> Ranks | None:
-    """Which task of a batch system this process is, or is part of. Raises ValueError."""
-    found = (_named(launcher, environ) for launcher in _table if launcher.batch)
-    return next((ranks for ranks in found if ranks), None)
+    """The task of a batch system that this process is, or is part of. Raises ValueError."""
+    candidates = (_named(launcher, environ) for launcher in _table if launcher.batch)
+    return next((ranks for ranks in candidates if ranks), None)
 
 
 def job_cpus(environ: Environ) -> Cpus:
-    """The CPUs of the job, by the first batch system that knows them."""
-    found = (launcher.cpus(environ) for launcher in _table if launcher.batch)
-    return next((cpus for cpus in found if cpus != Cpus()), Cpus())
+    """The CPUs of the job, from the first batch system that knows them."""
+    candidates = (launcher.cpus(environ) for launcher in _table if launcher.batch)
+    return next((cpus for cpus in candidates if cpus != Cpus()), Cpus())
 
 
 def job_name(environ: Environ) -> str:
-    """The number of the job, which all its processes have; "0" without a batch system."""
+    """The number of the job, the same in all its processes; "0" without a batch system."""
     names = (name for launcher in _table for name in launcher.job)
     return next((environ[name] for name in names if environ.get(name)), "0")
 
 
 def scratch_variables() -> list[str]:
-    """The variables that may name a directory of this node, in the order in which they are tried."""
+    """The variables that may name a local directory of this node, in the order in which they are tried."""
     return [*(name for launcher in _table for name in launcher.scratch), "TMPDIR"]
 
 
@@ -226,18 +225,18 @@ def _named(launcher: Launcher, environ: Environ) -> Ranks | None:
 
 
 def splits_its_task(name: str) -> bool:
-    """Whether ranks of the launcher of this name share the CPUs of one task."""
+    """Whether the ranks of this launcher share the CPUs of one task of the batch system."""
     return any(launcher.splits_its_task for launcher in _table if launcher.name == name)
 
 
 # --- the entries -----------------------------------------------------------------------------------------------------
 def _torchrun(environ: Environ) -> Ranks | None:
-    """RANK and WORLD_SIZE are also set by hand, often from those of a batch system.
+    """Ranks from RANK and WORLD_SIZE, which users also set by hand, often to the values of a batch system.
 
-    Under a batch system a node's number is its position in the node list of the job: torchrun numbers nodes at each
-    rendezvous, by the names of hosts or in the order of arrival, but what a task of Slurm staged for node 3 must be
-    node 3's in training, too. So where each node's only task is a torchrun, nodes have the numbers of the batch system,
-    and ranks those of torchrun.
+    Under a batch system, a node's number is its position in the job's node list. torchrun renumbers nodes at each
+    rendezvous, by host name or order of arrival, but node 3 in training must be the node that staged the data of
+    node 3. So if each node runs one torchrun as its only task, nodes have the numbers of the batch system, and ranks
+    those of torchrun.
     """
     names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
@@ -255,7 +254,7 @@ def _torchrun(environ: Environ) -> Ranks | None:
     node = number_in(environ, "GROUP_RANK", node)
     nodes = number_in(environ, "GROUP_WORLD_SIZE", max(nodes, node + 1))
     place: int | None = rank
-    if task is not None and 1 < nodes == task.nodes == task.world_size:  # the same on all ranks, so all do as one
+    if task is not None and 1 < nodes == task.nodes == task.world_size:  # the same on all ranks, so all agree
         node = task.node
         place = node * local_size + local if nodes * local_size == world_size else None
     names += ["GROUP_RANK", "GROUP_WORLD_SIZE"]
@@ -268,32 +267,32 @@ _pmi_names = by_names(
 
 
 def _pmi(environ: Environ) -> Ranks | None:
-    """Slurm and Flux set these as well and know more, so theirs count where they agree."""
-    found = _pmi_names(environ)
-    task = batch_task(environ) if found else None
-    agree = found and task and (found.rank, found.world_size) == (task.rank, task.world_size)
-    return task if agree else found
+    """Ranks of PMI. Slurm and Flux set its variables too and know more, so theirs are used if the ranks agree."""
+    ranks = _pmi_names(environ)
+    task = batch_task(environ) if ranks else None
+    agree = ranks and task and (ranks.rank, ranks.world_size) == (task.rank, task.world_size)
+    return task if agree else ranks
 
 
 def _flux(environ: Environ) -> Ranks | None:
-    """Tasks are mapped to nodes in blocks; another --taskmap is in no variable."""
+    """Ranks of Flux, which maps tasks to nodes in blocks; no variable tells of another --taskmap."""
     if "FLUX_TASK_RANK" not in environ or "FLUX_JOB_SIZE" not in environ:
         return None
     names = ("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", "FLUX_JOB_NNODES")
     rank, size, local = (number_in(environ, name, 0) for name in names[:3])
     nodes = number_in(environ, "FLUX_JOB_NNODES", 1)
-    here = size // max(1, nodes)
-    if here * nodes != size or (here and rank % here != local):
+    local_size = size // max(1, nodes)
+    if local_size * nodes != size or (local_size and rank % local_size != local):
         return ranks_of(names, (rank, size, 0, 1, rank, size), rank)
-    return ranks_of(names, (rank, size, local, here, rank // here, nodes), rank)
+    return ranks_of(names, (rank, size, local, local_size, rank // local_size, nodes), rank)
 
 
 def _slurm(environ: Environ) -> Ranks | None:
-    """A task of a step.
+    """Ranks of a task of a job step.
 
-    Slurm sets most of its variables in the batch script and in a shell of `salloc`, too, so they count only where
-    SLURM_STEP_ID is a number below 0xFFFFFFF0 (those above are the batch script, the interactive step and the like) and
-    SLURM_PROCID is set. A shell of `srun --pty` is a step with one task.
+    Slurm sets most of its variables in the batch script and in a shell of `salloc`, too, so they count only if
+    SLURM_PROCID is set and SLURM_STEP_ID is a number below 0xFFFFFFF0 (higher numbers are the batch script, the
+    interactive step and the like). A shell of `srun --pty` is a step with one task.
     """
     step = environ.get("SLURM_STEP_ID", environ.get("SLURM_STEPID", ""))
     if not step.isdecimal() or int(step) >= _RESERVED_STEPS or "SLURM_PROCID" not in environ:
@@ -304,17 +303,17 @@ def _slurm(environ: Environ) -> Ranks | None:
     node, nodes = number_in(environ, "SLURM_NODEID", 0), number_in(environ, nodes_name, 1)
     local, counts = number_in(environ, "SLURM_LOCALID", 0), _slurm_tasks(environ, tasks, nodes)
     if node < len(counts):
-        here, place = counts[node], sum(counts[:node]) + local
-    else:  # not known for each node: distributed evenly
-        here, place = tasks // max(1, nodes) + (node < tasks % max(1, nodes)), rank
+        local_size, place = counts[node], sum(counts[:node]) + local
+    else:  # the tasks of each node are unknown: assume an even distribution
+        local_size, place = tasks // max(1, nodes) + (node < tasks % max(1, nodes)), rank
         if "SLURM_NTASKS_PER_NODE" in environ:
-            here = min(tasks, number_in(environ, "SLURM_NTASKS_PER_NODE"))
+            local_size = min(tasks, number_in(environ, "SLURM_NTASKS_PER_NODE"))
     names = ("SLURM_PROCID", tasks_name, "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NODEID", nodes_name)
-    return ranks_of(names, (rank, tasks, local, here, node, nodes), place)
+    return ranks_of(names, (rank, tasks, local, local_size, node, nodes), place)
 
 
 def _slurm_tasks(environ: Environ, tasks: int, nodes: int) -> list[int]:
-    """Tasks of each node from "4(x2),3", of the step or else of the job; empty where neither is set."""
+    """Tasks of each node from "4(x2),3", of the step or else of the job; empty if neither is set."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"):
         runs = re.findall(r"(\d{1,9})(?:\(x(\d{1,9})\))?(?:,|$)", environ.get(name, ""))
         counts = [int(count) for count, times in runs for _ in range(min(nodes, int(times or 1)))]
@@ -328,21 +327,21 @@ def _slurm_cpus(environ: Environ) -> Cpus:
 
 
 def _pbs(environ: Environ) -> Ranks | None:
-    """A task of pbsdsh; the batch script is task 1. Torque counts slots, node by node.
+    """Ranks of a task of pbsdsh, where the batch script is task 1. Torque counts slots node by node.
 
-    PBS Pro sets neither rank nor size for its tasks: there mpiexec or torchrun starts the ranks.
+    PBS Pro sets neither rank nor size for its tasks: mpiexec or torchrun starts the ranks.
     """
     names = ("PBS_VNODENUM", "PBS_NP", "PBS_NODENUM", "PBS_NUM_NODES", "PBS_NUM_PPN")
     if environ.get("PBS_TASKNUM", "1") == "1" or not all(name in environ for name in names):
         return None
-    rank, size, node, nodes, here = (number_in(environ, name) for name in names)
-    if nodes * here != size:  # as of -l nodes=1:ppn=4+1:ppn=2
+    rank, size, node, nodes, local_size = (number_in(environ, name) for name in names)
+    if nodes * local_size != size:  # for example with -l nodes=1:ppn=4+1:ppn=2
         return ranks_of(names, (rank, size, 0, 1, rank, size), rank)
-    return ranks_of(names, (rank, size, rank - node * here, here, node, nodes), rank)
+    return ranks_of(names, (rank, size, rank - node * local_size, local_size, node, nodes), rank)
 
 
 def _pbs_cpus(environ: Environ) -> Cpus:
-    """Of the first chunk of PBS Pro, or of each node of Torque."""
+    """CPUs of the first chunk (PBS Pro) or of each node (Torque)."""
     return Cpus(count_in(environ, "NCPUS", "PBS_NUM_PPN") if "PBS_JOBID" in environ else None)
 
 
@@ -354,7 +353,7 @@ def _lsf_hosts(environ: Environ) -> list[str]:
 
 
 def _lsf(environ: Environ) -> Ranks | None:
-    """A task of blaunch, which counts from 1; it starts one for each slot of the job."""
+    """Ranks of a task of blaunch, which counts from 1 and starts one task for each slot of the job."""
     hosts = _lsf_hosts(environ)
     if "LSF_PM_TASKID" not in environ or not hosts:
         return None
@@ -363,7 +362,7 @@ def _lsf(environ: Environ) -> Ranks | None:
 
 
 def _lsf_cpus(environ: Environ) -> Cpus:
-    """Slots are CPUs, unless the job asked for several CPUs a slot (affinity[…]): then LSF binds, and the mask counts.
+    """Slots are CPUs, unless the job asked for several CPUs per slot (affinity[…]): LSF then sets the affinity mask.
 
     A batch script runs on the first host.
     """
@@ -397,5 +396,5 @@ _table: list[Launcher] = [
     Launcher("pbs", batch=True, ranks=_pbs, cpus=_pbs_cpus, job=("PBS_JOBID",), scratch=("PBS_JOBFS",)),
     Launcher("lsf", batch=True, ranks=_lsf, cpus=_lsf_cpus, job=("LSB_JOBID",)),
     Launcher("oar", batch=True, job=("OAR_JOB_ID",)),
-    Launcher("grid-engine", batch=True, cpus=_grid_engine_cpus, job=("JOB_ID",)),  # any script may set that name: last
+    Launcher("grid-engine", batch=True, cpus=_grid_engine_cpus, job=("JOB_ID",)),  # last: any script may set JOB_ID
 ]

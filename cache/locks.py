@@ -1,19 +1,20 @@
 """Locks that the kernel releases when the process that holds them ends, so a crash leaves nothing to repair.
 
     FlockFile   flock of a small file, exclusive or shared; `Folder.lock` takes one below a folder
-    ByteLocks   single bytes of a file, by locks of its open file description (F_OFD_SETLK): two descriptions in one
-                process exclude each other as those of two processes do, and a query (F_OFD_GETLK) takes nothing
-    ByteMutex   one byte for some microseconds, between threads and processes
+    ByteLocks   locks on single bytes of a file, owned by its open file description (F_OFD_SETLK): two descriptions in
+                one process exclude each other as two processes do; F_OFD_GETLK queries without locking
+    ByteMutex   one byte, locked for microseconds, between threads and processes
 
-A lock lasts as long as any descriptor of its opening, and a fork copies descriptors. `FlockFile` therefore closes its
-copy in a forked child unless the lock is meant to be inherited; `ByteLocks` are taken on descriptions that nothing else
-has a copy of (`reopen`).
+A lock lasts as long as any descriptor of its open file description, and a fork copies descriptors. `FlockFile`
+therefore closes its copy in a forked child unless the lock is meant to be inherited; `ByteLocks` are taken on
+descriptions that no other process shares (`reopen`).
 
-The process that held a lock may have removed its file, and then a lock on it excludes no other: `is_at` compares.
+The process that held a lock may have removed its file; a lock on the removed file then excludes no one, so `is_at`
+compares the two.
 
-A forked child has one thread, and every `threading.Lock` in the state of that moment: one that another thread of the
-parent held is held in the child for ever. `call_after_fork` lets the owners of locks make new ones in the child, before
-any of its other code runs:
+A forked child has one thread and a copy of every `threading.Lock`; a lock that another thread of the parent held stays
+locked in the child forever. `call_after_fork` lets the owners of locks replace them in the child before any of its
+other code runs:
 
     self._lock = threading.Lock()
     call_after_fork(self)                  # calls self.after_fork() in every forked child
@@ -41,7 +42,7 @@ _BUSY = (errno.EAGAIN, errno.EACCES)
 _NO_LOCKS = (errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK)
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux: type, whence, start, length, pid (must be 0)
 _PATIENCE_SECONDS = 0.5  # of a mutex: a process that holds it for longer has been stopped
-_SKIP_SECONDS = 5.0  # how long a mutex is then only tried, not waited for
+_SKIP_SECONDS = 5.0  # after a time-out the mutex is tried without waiting for this long
 _LONGEST_PAUSE_SECONDS = 0.02
 
 
@@ -50,7 +51,7 @@ class BusyError(OSError):
 
 
 class Lock:
-    """A lock until it is released or the process ends. supported: whether the filesystem has locks."""
+    """A lock, until it is released or the process ends. supported: whether the filesystem supports locks."""
 
     def __init__(self, descriptor: int, supported: bool) -> None:
         self._descriptor, self.supported = descriptor, supported
@@ -62,10 +63,10 @@ class Lock:
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
-        """Turn a shared lock into an exclusive one in the block, unless another process has it; whether it is.
+        """Upgrade a shared lock to an exclusive one in the block, if no other process has it; yields whether it did.
 
-        It is not held for a moment in between, in which another process may take it exclusively: what is known of what
-        it guards must be read again. Without locks, it is not exclusive.
+        The upgrade is not atomic: another process may hold the lock exclusively in between, so read again what it
+        guards. On a filesystem without locks, yields False.
         """
         if not self.supported:
             yield False
@@ -92,7 +93,7 @@ class Lock:
 
 @contextmanager
 def alone(descriptor: int) -> Iterator[None]:
-    """No other process is in such a block over this open file, not even one that was forked with it."""
+    """Hold a lock on an open file that excludes all other processes, including forked children that inherited it."""
     fcntl.lockf(descriptor, fcntl.LOCK_EX)
     try:
         yield
@@ -101,7 +102,7 @@ def alone(descriptor: int) -> Iterator[None]:
 
 
 def take_lock(descriptor: int, *, shared: bool = False) -> Lock | None:
-    """The lock of an open file, with a separate descriptor; None where another process holds it."""
+    """Lock an open file through a new descriptor; None if another process holds the lock."""
     try:
         supported = True
         if not _flock(descriptor, shared):
@@ -116,14 +117,14 @@ def take_lock(descriptor: int, *, shared: bool = False) -> Lock | None:
 def is_at(descriptor: int, name: str | os.PathLike[str], parent: int | None = None) -> bool:
     """Whether the open file still has this name (in the open directory `parent`, if given)."""
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    return os.path.samestat(found, os.fstat(descriptor))
+    return os.path.samestat(status, os.fstat(descriptor))
 
 
 class FlockFile:
-    """One lock file; `take` never waits. inherited: forked children share a lock that was taken as a shared one."""
+    """One lock file; `take` never waits. inherited: forked children keep a shared lock of the parent."""
 
     def __init__(self, path: Path, *, inherited: bool = False) -> None:
         self.path, self.inherited = path, inherited
@@ -136,9 +137,9 @@ class FlockFile:
         return self._descriptor >= 0
 
     def take(self, *, shared: bool = False) -> bool:
-        """Try to take the lock; False where another process holds it, or where the file or its folder is gone.
+        """Try to take the lock; False if another process holds it, or if the file or its folder is gone.
 
-        Raises StagingError where the filesystem has no locks or the file cannot be opened.
+        Raises StagingError if the filesystem has no locks or the file cannot be opened.
         """
         if self.is_held:
             return True
@@ -166,17 +167,17 @@ class FlockFile:
         return taken
 
     def release(self) -> None:
-        """Release the lock at once, even if another thread is starting a process, which has a copy until its exec.
+        """Release the lock at once, even while another thread starts a process, which has a copy until its exec.
 
-        A lock that forked children share ends with the last of them.
+        A shared lock that forked children inherited ends when the last of them releases it.
         """
         if self.is_held and not (self._shared and self.inherited):
-            with suppress(OSError):  # where the filesystem has no locks
+            with suppress(OSError):  # filesystems without locks
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         self._close()
 
     def after_fork(self) -> None:
-        """In a forked child: the lock is the parent's, unless it is shared."""
+        """In a forked child: drop the lock, which the parent keeps, unless it is shared."""
         if not (self._shared and self.inherited):
             self._close()
 
@@ -191,9 +192,9 @@ class FlockFile:
 
 @contextmanager
 def locked(path: Path, seconds: float = 60.0) -> Iterator[None]:
-    """Hold an exclusive lock for a short piece of work; waits for other processes that do the same.
+    """Hold an exclusive lock for a short time, waiting for other processes that hold it.
 
-    Raises StagingError where it is not free within `seconds`, or its directory is gone.
+    Raises StagingError if it is not free within `seconds`, or if its directory is gone.
     """
     lock, end = FlockFile(path), time.monotonic() + seconds
     while not lock.take():
@@ -209,7 +210,7 @@ def locked(path: Path, seconds: float = 60.0) -> Iterator[None]:
 
 
 def is_locked(path: Path, *, shared: bool = False) -> bool:
-    """Whether a process, this one included, holds the lock now; shared: holds it exclusively."""
+    """Whether any process, this one included, holds the lock now; shared: holds it exclusively."""
     lock = FlockFile(path)
     try:
         return path.is_file() and not lock.take(shared=shared)
@@ -218,7 +219,7 @@ def is_locked(path: Path, *, shared: bool = False) -> bool:
 
 
 class ByteLocks:
-    """A file descriptor that closes itself, and locks on bytes of its file, which need not exist."""
+    """A file descriptor that closes itself, with locks on bytes of its file; the bytes need not exist."""
 
     __slots__ = ("__weakref__", "number")
 
@@ -230,30 +231,30 @@ class ByteLocks:
             close(self.number)
 
     def reopen(self) -> ByteLocks:
-        """Another description of the same file, even of one without a name."""
+        """A new open file description of the same file, even of one without a name."""
         return ByteLocks(os.open(f"/proc/self/fd/{self.number}", os.O_RDWR | CLOEXEC))
 
     def try_exclusive(self, byte: int) -> bool:
-        """Take the byte exclusively, or turn a shared lock into that atomically; False leaves all as it was."""
+        """Lock the byte exclusively, or upgrade a shared lock atomically; False changes nothing."""
         return self.set(_request(fcntl.F_WRLCK, byte))
 
     def try_shared(self, byte: int) -> bool:
-        """Take the byte together with others, or turn an exclusive lock into a shared one."""
+        """Lock the byte shared, or downgrade an exclusive lock."""
         return self.set(_request(fcntl.F_RDLCK, byte))
 
     def release(self, byte: int) -> None:
         self.set(_request(fcntl.F_UNLCK, byte))
 
     def is_locked(self, byte: int) -> bool:
-        """Whether another description has a lock on the byte."""
+        """Whether another open file description has a lock on the byte."""
         answer = fcntl.fcntl(self.number, fcntl.F_OFD_GETLK, _request(fcntl.F_WRLCK, byte))
         return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 
     def set(self, request: bytes) -> bool:
-        """Whether a packed `struct flock` could be set."""
+        """Set a packed `struct flock`; returns whether that succeeded."""
         try:
             fcntl.fcntl(self.number, fcntl.F_OFD_SETLK, request)
-        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another description has it
+        except (BlockingIOError, PermissionError):  # EAGAIN or EACCES: another description has the lock
             return False
         return True
 
@@ -261,15 +262,15 @@ class ByteLocks:
 def wait_shared(
     lock: ByteLocks, byte: int, seconds: float, name: str, progress: Callable[[], object] | None = None
 ) -> None:
-    """Repeat `try_shared`. Raises CacheBusyError when it takes longer than `seconds`.
+    """Repeat `try_shared`. Raises CacheBusyError if it takes longer than `seconds`.
 
-    progress: something that changes while the other process works; the time then counts from its last change.
+    progress: returns a value that changes while the other process works; each change restarts the time-out.
     """
     deadline, pause, seen = time.monotonic() + seconds, 0.0005, progress() if progress else None
     while not lock.try_shared(byte):
         now = time.monotonic()
-        if progress is not None and (found := progress()) != seen:
-            deadline, seen = now + seconds, found
+        if progress is not None and (state := progress()) != seen:
+            deadline, seen = now + seconds, state
         if now > deadline:
             raise CacheBusyError(
                 f"{name} is locked by a process that creates or checks it and has made no progress for {seconds:g} s; "
@@ -280,21 +281,22 @@ def wait_shared(
 
 
 class ByteMutex:
-    """One owner at a time among all threads and processes, for some microseconds; waits half a second at most.
+    """A mutex between threads and processes, held for microseconds; waits at most half a second.
 
-    After a failed wait it is only tried for the next seconds, so a process that was stopped (SIGSTOP) while it held the
-    mutex costs the others their puts and no time. A thread's own signal handlers get False, not a deadlock.
+    After a time-out it is tried without waiting for the next seconds, so a process that was stopped (SIGSTOP) while it
+    held the mutex costs the others their puts but no time. A signal handler of the owning thread gets False, not a
+    deadlock.
     """
 
     def __init__(self, lock: ByteLocks, byte: int) -> None:
         self._lock = lock
-        self._take = _request(fcntl.F_WRLCK, byte)  # packed once: each put needs two
+        self._take = _request(fcntl.F_WRLCK, byte)  # packed once, since each put needs both
         self._give = _request(fcntl.F_UNLCK, byte)
         self._threads = threading.Lock()
         self._skip_until = 0.0
 
     def acquire(self) -> bool:
-        """Whether this thread owns it now; then `release` must follow."""
+        """Whether this thread owns the mutex now; if so, `release` must follow."""
         if not self._threads.acquire(timeout=_PATIENCE_SECONDS):
             return False
         acquired = False
@@ -327,7 +329,7 @@ def _request(kind: int, byte: int) -> bytes:
 
 
 def _flock(descriptor: int, shared: bool) -> bool:
-    """Whether the lock was free. Raises OSError where the filesystem has none."""
+    """Try to lock without waiting; returns whether the lock was free. Raises OSError if locks are not supported."""
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
@@ -345,13 +347,13 @@ _owners: weakref.WeakValueDictionary[int, _Owner] = weakref.WeakValueDictionary(
 
 
 def call_after_fork(owner: _Owner) -> None:
-    """Call `owner.after_fork()` in every child that this process forks from now on, while `owner` lives."""
+    """Call `owner.after_fork()` in every child that this process forks while `owner` is alive."""
     _register()
     _owners[id(owner)] = owner
 
 
 def copy_event(event: threading.Event) -> threading.Event:
-    """A new event that is set if this one is, for a forked child: an event has a lock inside."""
+    """A new event in the same state, for a forked child: an event contains a lock."""
     new = threading.Event()
     if event.is_set():
         new.set()

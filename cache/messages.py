@@ -1,4 +1,4 @@
-"""What users read and write: the progress of work, counts, sizes, tables, and foreign text made safe for a terminal.
+"""Formatting for users: progress of work, counts, sizes, tables, and foreign text made safe for a terminal.
 
 >>> plural(1, "shard"), plural(1200, "class"), plural(0, "directory")
 ('1 shard', '1,200 classes', '0 directories')
@@ -16,8 +16,8 @@ from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 from typing import Protocol
 
-Done = Callable[[], "tuple[int, int] | tuple[int, int, int]"]  # (samples, bytes) so far; of some, samples left out
-# C0 (but for tab and newline), DEL, C1, what turns the direction of text round, separators, and halves of surrogates.
+Done = Callable[[], "tuple[int, int] | tuple[int, int, int]"]  # (samples, bytes) so far, and optionally samples skipped
+# C0 (except tab and newline), DEL, C1, bidirectional controls, separators, and lone surrogates.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 _UNITS = {"": 1} | {unit: 10 ** (3 * n) for n, unit in enumerate("kmgt", 1)}
 _UNITS |= {f"{unit}i": 1 << 10 * n for n, unit in enumerate("kmgt", 1)}
@@ -26,20 +26,20 @@ _LEAST_BAR, _MOST_BAR = 8, 40
 
 
 class Watcher(Protocol):
-    """Shows the progress of work. Calls come from the thread that works."""
+    """Shows the progress of work. Its methods are called by the working thread."""
 
     def note(self, text: str) -> None:
-        """Something that users should know: a warning, a stage, the directory that was chosen."""
+        """Show a message: a warning, a stage, the directory that was chosen."""
 
     def begin(self, samples: int, total_bytes: int, done: Done, *, waiting: bool = False) -> None:
-        """Work on so many samples and bytes (0: unknown, or not counted) begins; `done` returns both so far, and how
-        many samples were left out where that is counted.
+        """Work on so many samples and bytes begins (0: unknown or not counted).
 
+        done: returns samples and bytes so far, and the number of skipped samples if that is counted.
         waiting: another process does the work, and this one waits for it.
         """
 
     def end(self) -> None:
-        """The work is over, whether it succeeded or not."""
+        """The work is over, successfully or not."""
 
 
 class Silent:
@@ -53,10 +53,10 @@ class Silent:
 
 
 class Counter(Protocol):
-    """Where a worker reports progress, and learns whether it should stop."""
+    """Receives the progress of a worker, and tells it whether to stop."""
 
     def report(self, samples: int, payload_bytes: int, left_out: int = 0) -> None:
-        """So many more are done; left_out: of the samples."""
+        """So many more are done; left_out: how many of the samples were skipped."""
 
     def stopped(self) -> bool: ...
 
@@ -75,22 +75,22 @@ def plural(count: int, noun: str) -> str:
 
 
 def listed(names: Collection[str], most: int = 3) -> str:
-    """The first few of some names: "a, b, c, …"."""
+    """The first few names: "a, b, c, …"."""
     return ", ".join(islice(names, most)) + (", …" if len(names) > most else "")
 
 
 def printable(text: str) -> str:
-    r"""`text` with control characters as escapes (\x1b, \u202e), so that names of files move no cursor.
+    r"""`text` with control characters escaped (\x1b, \u202e), so that file names cannot move the cursor.
 
-    Lines and tabs stay.
+    Newlines and tabs are kept.
     """
     return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def quoted(word: object) -> str:
-    r"""A path, a key or another word of a suggested command, quoted for a POSIX shell.
+    r"""A path, key or other word of a suggested command, quoted for a POSIX shell.
 
-    Control characters and undecodable bytes become escapes inside $'…', which bash and zsh read.
+    Control characters and undecodable bytes become escapes in $'…', which bash and zsh understand.
 
     >>> quoted("imagenette2"), quoted("my set"), quoted("a\x1b")
     ('imagenette2', "'my set'", "$'a\\x1b'")
@@ -107,7 +107,7 @@ def quoted(word: object) -> str:
 
 
 def json_printable(text: str) -> str:
-    """The same for a JSON document, as JSON's own escapes."""
+    """`printable` for JSON documents, with the escapes of JSON."""
     return _CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
@@ -123,7 +123,7 @@ def parse_size(text: str) -> int:
 
 
 def bar(share: float, width: int = 30) -> str:
-    """A bar of `share` (0 to 1) of the width; at least a sliver for more than nothing."""
+    """A bar for `share` (0 to 1) of the width; never empty for a positive share."""
     eighths = round(share * width * 8)
     if share > 0:
         eighths = max(1, eighths)
@@ -131,7 +131,7 @@ def bar(share: float, width: int = 30) -> str:
 
 
 def human_bytes(size: float) -> str:
-    """Bytes with a decimal unit: 1.34 GB."""
+    """A number of bytes with a decimal unit: 1.34 GB."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if size < 999.5 or unit == "TB":
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.3g} {unit}"
@@ -152,7 +152,7 @@ def human_seconds(seconds: float) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """A text of at most `most` characters, without its middle where it is longer: "transf…rm 2"."""
+    """The text cut to `most` characters by leaving out its middle: "transf…rm 2"."""
     if len(text) <= most:
         return text
     end = (most - 1) // 2
@@ -160,7 +160,7 @@ def shortened(text: str, most: int) -> str:
 
 
 def wrapped(text: str, width: int, indent: str = "  ") -> list[str]:
-    """A sentence as lines of this width, the second and later ones indented. Paths and long words stay whole."""
+    """The text as lines of this width; all but the first are indented. Paths and long words are not broken."""
     width = max(_LEAST_WIDTH, width)
     return textwrap.wrap(text, width, subsequent_indent=indent, break_on_hyphens=False, break_long_words=False)
 
@@ -176,12 +176,12 @@ def table(
 ) -> list[str]:
     """Rows in columns, as lines of at most `width` characters; the headings are the first line.
 
-    Where the last heading is "", the last cells are texts. A text begins after the last cell of its row that is not
-    empty, and takes as many lines as it needs.
+    If the last heading is "", the last column is free text: it begins after the last non-empty cell of its row, and
+    wraps to as many lines as it needs.
 
-    left: how many columns are aligned left, the others are right.
-    bars: a share, 0 to 1, for each row, drawn after its cells.
-    optional: headings of columns that are left out, in this order, until the others fit. Then the first one is cut.
+    left: how many columns are left-aligned; the others are right-aligned.
+    bars: for each row a share, 0 to 1, drawn as a bar after its cells.
+    optional: headings of columns to leave out, in this order, until the others fit. Then the first column is cut.
     """
     count = len(headings) - (not headings[-1])
     bar_room = _LEAST_BAR + 2 if bars else 0

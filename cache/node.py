@@ -1,18 +1,18 @@
-"""What of the job and the node is this process's: its rank, its GPU, the CPUs and the memory that it may use.
+"""The resources of this process: its rank in the job, its GPU, and the CPUs and memory that it may use.
 
-Ranks are those of torch.distributed, where it has been initialised (it is never imported here), else of the launcher
-(`cache.launchers`); without one this is rank 0 of 1. Where nodes are not known, each process counts as a node.
+Ranks come from torch.distributed if it is initialised (it is never imported here), else from the launcher
+(`cache.launchers`); without either this is rank 0 of 1. If nodes are unknown, each process counts as a node.
 
 `os.cpu_count()` counts the CPUs of the node, not of the job: a batch job often owns 4 of 128 cores. The smallest of
 three limits counts: the CPU affinity mask, the CPU quota of the control group (v2 `cpu.max`, v1 `cpu.cfs_quota_us`),
 and the CPUs of the batch system (`cache.launchers`). Some belong to this process alone, some are shared by all ranks
 of the node:
 
-    a task (srun)                 the CPUs per task are its own; a share of those of the job on this node; its mask,
-                                  which is smaller where the batch system binds tasks
-    a rank of torchrun or MPI     a share of the mask of its launcher, of the quota, of the task that it is part of;
-                                  never more than its own mask, which is smaller where the launcher binds ranks
-    anything else                 all of it, in a batch script the CPUs of the job on this node
+    a task (srun)                 its CPUs per task; a share of the job's CPUs on this node; its affinity mask, which
+                                  is smaller if the batch system binds tasks
+    a rank of torchrun or MPI     a share of the launcher's mask, of the quota, and of the task that it is part of; at
+                                  most its own mask, which is smaller if the launcher binds ranks
+    anything else                 everything; in a batch script, the CPUs of the job on this node
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
 def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
-    """Which process of the job this is; `environ` defaults to that of this process.
+    """The ranks of this process. `environ` defaults to the environment of this process.
 
-    torch.distributed counts only without an `environ`. Raises ValueError, naming the variables, for values that
+    torch.distributed is asked only if no `environ` is passed. Raises ValueError, naming the variables, for values that
     are not whole numbers or contradict each other.
     """
     env = os.environ if environ is None else environ
@@ -45,10 +45,10 @@ def detect_ranks(environ: Mapping[str, str] | None = None) -> Ranks:
 
 
 def own_gpu(visible: int | None) -> int:
-    """Which of the GPUs that this process sees, 0 to visible - 1, is its own; None: it is unknown how many these are.
+    """The index of this process's GPU among those it sees, 0 to visible - 1. visible: None if their number is unknown.
 
-    The one that torch.cuda.set_device has chosen, if that is not 0; otherwise the one of its local rank, as ranks of a
-    node that see all of its GPUs share them out; 0 where each rank sees one. Ranks beyond the GPUs begin again at 0.
+    The device that torch.cuda.set_device chose, if not 0; otherwise the local rank, modulo `visible`: ranks that all
+    see the GPUs of the node share them out, and a rank that sees one GPU gets 0.
     """
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized() and torch.cuda.current_device():
@@ -58,28 +58,28 @@ def own_gpu(visible: int | None) -> int:
 
 
 def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1) -> tuple[int, int]:
-    """The two as given, or those of the launcher where neither is.
+    """The two arguments, or the values of the launcher if both are None.
 
-    nodes: to how many nodes the samples belong; where the job has as many, ranks are counted node by node, so that each
-    node gets its own. Raises ValueError for one without the other.
+    nodes: how many nodes the samples are distributed over. If the job has as many nodes, ranks are counted node by
+    node, so that each node gets its own samples. Raises ValueError if only one of the two is given.
     """
     if (rank is None) != (world_size is None):
         raise ValueError(f"give both rank and world_size or neither, not {rank} and {world_size}")
     if rank is not None and world_size is not None:
         return rank, world_size
-    found = detect_ranks()
-    if nodes == 1 or nodes != found.nodes:
-        return found.rank, found.world_size
-    if found.place is None:
+    ranks = detect_ranks()
+    if nodes == 1 or nodes != ranks.nodes:
+        return ranks.rank, ranks.world_size
+    if ranks.place is None:
         raise ValueError(
-            f"node {found.node} has {found.local_world_size} of the {found.world_size} ranks, expected the same number "
+            f"node {ranks.node} has {ranks.local_world_size} of the {ranks.world_size} ranks, expected the same number "
             f"on each of the {nodes} nodes, because samples belong to nodes; start as many ranks on each"
         )
-    return found.place, found.world_size
+    return ranks.place, ranks.world_size
 
 
 def _torch_group() -> tuple[int, int] | None:
-    """Rank and world size of an initialised process group; it knows nothing of nodes."""
+    """Rank and world size of an initialised process group, which does not know about nodes."""
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -87,13 +87,13 @@ def _torch_group() -> tuple[int, int] | None:
 
 
 def reading_processes() -> int:
-    """The processes of this node that read a set at the same time, as far as this one knows: ranks, and the workers of
-    its DataLoader where it is one."""
+    """How many processes of this node read a set at the same time, as far as this process knows: ranks, times the
+    workers of a DataLoader if this is one of them."""
     torch_data: Any = sys.modules.get("torch.utils.data")
     worker = torch_data.get_worker_info() if torch_data is not None else None
     try:
         ranks = detect_ranks().local_world_size
-    except ValueError:  # which those who need them report
+    except ValueError:  # reported by the code that needs the ranks
         ranks = 1
     return ranks * (worker.num_workers if worker is not None else 1)
 
@@ -101,18 +101,18 @@ def reading_processes() -> int:
 def usable_cpus(
     environ: Mapping[str, str] | None = None, cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None
 ) -> int:
-    """Number of CPUs (at least 1) that this process may keep busy: its own, and its share of what ranks share.
+    """How many CPUs (at least 1) this process may keep busy: its own, and its share of those that ranks share.
 
-    `environ`, `cgroup_root` and `membership` (the text of /proc/self/cgroup) default to the real ones.
+    `environ`, `cgroup_root` and `membership` (the text of /proc/self/cgroup) default to those of this process.
     """
     env = os.environ if environ is None else environ
     try:
         ranks, task = detect_ranks(environ), batch_task(env)
-    except ValueError:  # variables that contradict each other; code that needs the rank says so
+    except ValueError:  # contradictory variables are reported by the code that needs the rank
         ranks, task = Ranks(), None
     job = job_cpus(env)
     on_node = [job.on_node // (task.local_world_size if task else 1)] if job.on_node else []
-    # A batch script has all that its job has on this node.
+    # A batch script may use all CPUs of its job on this node.
     per_task = [job.per_task] if job.per_task and (task is not None or not on_node) else []
     own, shared = [len(affinity())], [math.ceil(quota) for quota in _cgroup_cpu_quotas(cgroup_root, membership)]
     if task is not None and ranks.launcher == task.launcher and (on_node or per_task):
@@ -123,10 +123,10 @@ def usable_cpus(
 
 
 def available_memory_bytes(cgroup_root: Path = _CGROUP_ROOT, membership: str | None = None) -> int:
-    """Bytes of memory this process can still take: the node's `MemAvailable` or its control group's headroom.
+    """Bytes of memory that this process can still take: the node's `MemAvailable` or its control group's headroom.
 
-    The page cache of files counts as headroom, since the kernel drops it before it kills processes; memory of a tmpfs
-    does not.
+    The page cache of files counts as headroom, since the kernel drops it before it kills processes; memory used by a
+    tmpfs does not.
     """
     limits = [_mem_available()]
     for folder in cgroup_folders(cgroup_root, membership):
@@ -150,7 +150,7 @@ def _cgroup_cpu_quotas(root: Path, membership: str | None) -> Iterator[float]:
 def cgroup_folders(
     root: Path = _CGROUP_ROOT, membership: str | None = None, controllers: Sequence[str] = ("cpu", "memory")
 ) -> Iterator[Path]:
-    """The control group of this process and every one above it, for v2 and for these controllers of v1."""
+    """The control group of this process and its ancestors, in v2 and in these controllers of v1."""
     text = _text(Path("/proc/self/cgroup")) if membership is None else membership
     for line in text.splitlines():
         parts = line.split(":", 2)
@@ -174,7 +174,7 @@ def cgroup_folders(
 
 
 def find_library(name: str, maps: Path = Path("/proc/self/maps")) -> list[str]:
-    """The libraries of this process whose file names begin with `name`."""
+    """The loaded libraries of this process whose file names begin with `name`."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
@@ -192,13 +192,13 @@ def _mem_available() -> int:
 
 
 def _file_cache_bytes(folder: Path) -> int:
-    """Page cache of a control group and those below it: the kernel's lists of file pages. A tmpfs is not on them.
+    """Page cache of a control group and its descendants: the kernel's lists of file pages, which exclude a tmpfs.
 
-    v1 counts only the group itself under these names, and those below it under "total_…"; v2 always counts both.
+    v1 counts only the group itself under these names, and descendants under "total_…"; v2 always includes them.
     """
     words = (line.split() for line in _text(folder / "memory.stat").splitlines())
-    found = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
-    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("inactive_file", "active_file"))
+    sizes = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdecimal()}
+    return sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def _text(path: Path) -> str:
@@ -209,7 +209,7 @@ def _text(path: Path) -> str:
 
 
 def _number(path: Path) -> int | None:
-    """The whole number in a control file; None when absent, "max", negative or v1's "no limit"."""
+    """The whole number in a control file; None if absent, "max", negative or v1's "no limit"."""
     text = _text(path).strip()
     if not text.isdecimal() or int(text) >= 1 << 60:
         return None

@@ -1,7 +1,7 @@
-"""What other distributions add: entry points of a group, each loaded when it is needed; a broken one is a warning.
+"""Plug-ins: entry points of other distributions, each loaded when it is needed; a broken one causes a warning.
 
-packer.commands   click commands                     packer.formats, packer.sources, packer.engines   entries
-packer.forms      functions of a form's parameters   packer.stores    classes of stores, by scheme of an address
+packer.commands   click commands                        packer.formats, packer.sources, packer.engines   entries
+packer.forms      functions from parameters to a form   packer.stores    store classes, by scheme of an address
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def installed_points(group: str, taken: Collection[str]) -> list[EntryPoint]:
-    """The entry points of other distributions in a group, without those whose name is taken already."""
+    """The entry points that other distributions define in a group, except those whose name is taken."""
     points: dict[str, EntryPoint] = {}
     for point in entry_points(group=group):
         if point.name in taken or point.name in points:
@@ -30,7 +30,7 @@ def installed_points(group: str, taken: Collection[str]) -> list[EntryPoint]:
 
 
 def load_point(point: EntryPoint, kind: type[_T]) -> _T | None:
-    """What an entry point names, of this kind and with its name, or None, with a warning, where that is broken."""
+    """Load an entry point, an object of this kind with the same name; None, with a warning, if it is broken."""
     value = _loaded(point)
     if value is None or (isinstance(value, kind) and getattr(value, "name", None) == point.name):
         return value
@@ -40,13 +40,13 @@ def load_point(point: EntryPoint, kind: type[_T]) -> _T | None:
 
 @cache
 def installed_names(group: str, taken: tuple[str, ...]) -> tuple[str, ...]:
-    """The names of a group, sorted, without those that are taken already."""
+    """The names of a group, sorted, except those that are taken."""
     return tuple(sorted(point.name for point in installed_points(group, taken)))
 
 
 @cache
 def installed_callable(group: str, taken: tuple[str, ...], name: str) -> Any:
-    """The function or class of this name, or None, with a warning where it is broken."""
+    """The function or class of this name; None, with a warning, if it is broken."""
     point = next((point for point in installed_points(group, taken) if point.name == name), None)
     value = None if point is None else _loaded(point)
     if point is None or value is None or callable(value):

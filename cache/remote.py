@@ -1,12 +1,12 @@
-"""One object store or web server, through obstore: the only file that knows it.
+"""One object store or web server, through obstore; no other file imports obstore.
 
-Every call is bounded: `Patience` has the seconds of one request, body included, and how often it is retried (5xx,
-resets, time-outs; obstore's own retries with growing, jittered pauses). A body that breaks off in the middle is
-requested again here. Credentials, endpoints and proxies are obstore's: it reads AWS_*, GOOGLE_* and AZURE_* and the
-files and services that belong to them.
+Every call is bounded: `Patience` sets the seconds of one request, body included, and the number of retries (5xx,
+    resets, time-outs; obstore retries with growing, jittered pauses). A body that breaks off is requested again here.
+    Credentials, endpoints and proxies are left to obstore, which reads AWS_*, GOOGLE_* and AZURE_* and the files and
+    services that belong to them.
 
-obstore runs its own threads, which a forked child does not have: a call there would wait for ever. Forked children
-go through the courier at the end of this file.
+obstore runs its own threads, which a forked child does not have, so a call there would wait forever. Forked children
+use the courier at the end of this file instead.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from cache.errors import (
 from cache.node import reading_processes
 from cache.system import at_fork
 
-# Addresses in object stores and on web servers, and the options of the environment for them.
+# Addresses in object stores and on web servers, and the HTTP options from the environment.
 #
 # Addresses are parsed once, and printed without their secrets.
 #
 #     s3://bucket/path    gs://bucket/path    az://container/path    https://host/path    http://host:port/path
 #
 # Credentials for stores come from the environment, which obstore reads; only an https address may contain a user name
-# and password, which are never printed or written to a disk.
+# and password, which are never printed or written to disk.
 #
-# obstore ignores the environment's HTTP options (time-outs, proxies, certificates) when it is given any, so all of them
-# are passed from here.
+# obstore ignores all HTTP options of the environment (time-outs, proxies, certificates) when it is passed any, so all
+# of them are passed from here.
 
 
 SCHEMES = ("s3", "gs", "az", "https", "http")
@@ -67,12 +67,12 @@ _REMOTE = re.compile(r"([a-z][a-z0-9]*)://", re.IGNORECASE)
 _PARTS = re.compile(r"([a-z0-9]+)://([^/]*)/?(.*)", re.DOTALL)
 _HOST = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^:@\[\]]*)(:[0-9]*)?")
 _PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_", "http": "PACKER_HTTP_", "https": "PACKER_HTTP_"}
-NOWHERE = "127.0.0.1:0"  # nothing can listen there
+NOWHERE = "127.0.0.1:0"  # no server can listen on port 0
 _FLAGS = ("allow_http", "allow_invalid_certificates", "http1_only")
 _TEXTS = ("proxy_url", "proxy_excludes", "user_agent")
 _CERTIFICATES = ("root_certificate", "proxy_ca_certificate")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
-# Not public either, though `ipaddress` of some versions of Python says so: metadata servers of Azure and Oracle,
+# Also not public, though `ipaddress` of some Python versions says so: metadata servers of Azure and Oracle,
 # IPv4-compatible addresses, local NAT64, Teredo and other tunnels, site-local addresses.
 _NOT_PUBLIC = tuple(
     map(ipaddress.ip_network, ("168.63.129.16", "192.0.0.0/24", "::/96", "64:ff9b:1::/48", "2001::/23", "fec0::/10"))
@@ -83,9 +83,9 @@ _MOST_CERTIFICATE_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class RemoteUrl:
-    """One address. host: bucket, container, or host and port. path: without slashes at its ends; "" for none.
+    """One address. host: bucket, container, or host and port. path: without leading and trailing slashes; may be "".
 
-    bearer: a token for a server of this project's (`cache.serving`), which is reached without any proxy.
+    bearer: a token for a server of `cache.serving`, which is reached without a proxy.
     """
 
     scheme: str
@@ -100,17 +100,17 @@ class RemoteUrl:
 
     @property
     def name(self) -> str:
-        """The last part, for people."""
+        """The last component of the path, for messages."""
         return self.path.rpartition("/")[2] or self.host.partition(":")[0]
 
     def login(self) -> str:
-        """The value of an Authorization header (RFC 7617, RFC 6750) for what is known of both; "" for nothing."""
+        """The value of the Authorization header (RFC 7617, RFC 6750); "" without a password and a token."""
         if self.bearer:
             return f"Bearer {self.bearer}"
         return "Basic " + base64.b64encode(unquote_to_bytes(self.userinfo)).decode() if self.userinfo else ""
 
     def at(self, path: str) -> str:
-        """The printable address of something below this one."""
+        """The printable address of an object below this one."""
         return f"{self}/{path}" if path else str(self)
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class RemoteUrl:
 
 
 def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
-    """Whether this is an address, and no path of this machine."""
+    """Whether this is an address rather than a local path."""
     if isinstance(place, RemoteUrl):
         return True
     match = _REMOTE.match(place) if isinstance(place, str) else None
@@ -126,7 +126,7 @@ def is_remote(place: str | os.PathLike[str] | RemoteUrl) -> bool:
 
 
 def _is_scheme(name: str) -> bool:
-    """Whether this is the scheme of a store: one of SCHEMES, or of another distribution."""
+    """Whether this is the scheme of a store: one of SCHEMES, or one that another distribution adds."""
     return name in SCHEMES or name in _installed_schemes()
 
 
@@ -137,8 +137,10 @@ def _installed_schemes() -> tuple[str, ...]:
 
 
 def open_store(url: RemoteUrl, patience: Patience) -> ObjectStore:
-    """The store of an address: through obstore, or the class that another distribution names for its scheme by an
-    entry point of packer.stores, which has the methods of `ObjectStore`. Raises RemoteError, MissingExtraError.
+    """The store of an address.
+
+    obstore's, or for other schemes the class that another distribution names by an entry point of packer.stores; it has
+    the methods of `ObjectStore`. Raises RemoteError, MissingExtraError.
     """
     if url.scheme in SCHEMES:
         return ObjectStore(url, patience)
@@ -152,20 +154,20 @@ def open_store(url: RemoteUrl, patience: Patience) -> ObjectStore:
 
 
 def is_public(address: str) -> bool:
-    """Whether a numeric address is of the public internet, and not of this machine, a private network or a cloud's
-    metadata. An IPv6 address that leads to an IPv4 address (mapped, NAT64, 6to4) is judged by that one."""
-    found = ipaddress.ip_address(address.partition("%")[0])
-    if isinstance(found, ipaddress.IPv6Address):
-        if found.ipv4_mapped is not None:
-            return is_public(str(found.ipv4_mapped))
-        inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF) if found in _NAT64 else found.sixtofour
+    """Whether a numeric address belongs to the public internet, not to this machine, a private network or a cloud's
+    metadata service. IPv6 addresses that lead to an IPv4 address (mapped, NAT64, 6to4) are judged by the latter."""
+    ip = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(ip, ipaddress.IPv6Address):
+        if ip.ipv4_mapped is not None:
+            return is_public(str(ip.ipv4_mapped))
+        inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF) if ip in _NAT64 else ip.sixtofour
         if inner is not None:
             return is_public(str(inner))
-    return found.is_global and not found.is_multicast and not any(found in network for network in _NOT_PUBLIC)
+    return ip.is_global and not ip.is_multicast and not any(ip in network for network in _NOT_PUBLIC)
 
 
 def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
-    """Parse an address. Raises AddressError, without secrets in its message."""
+    """Parse an address. Raises AddressError, whose message contains no secrets."""
     if isinstance(place, RemoteUrl):
         return place
     text = os.fspath(place)
@@ -177,7 +179,7 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
     userinfo, _, host = match[2].rpartition("@")
     scheme, path = match[1], match[3].strip("/")
     url = RemoteUrl(scheme, host, path, userinfo)
-    # The unexpected parts in the next two may be of a password, so they are not shown.
+    # The unexpected parts in the next two messages may come from a password, so they are not shown.
     if ":" in host and not url.is_http:
         raise AddressError(
             f"{scheme}://***: the name of a bucket has no colon, and credentials do not belong in the address; set "
@@ -185,23 +187,23 @@ def parse_url(place: str | os.PathLike[str] | RemoteUrl) -> RemoteUrl:
         )
     if "@" in userinfo or ("@" in path and ":" in host) or not _HOST.fullmatch(host):
         raise AddressError(
-            f"{scheme}://***: what is before the path is not user:password@host:port; write @, : and / in a user name "
+            f"{scheme}://***: the part before the path is not user:password@host:port; write @, : and / in a user name "
             f"or password, and @ in a path, as %40, %3A and %2F"
         )
     if not host:
-        raise AddressError(f"{url}: names no {'host' if url.is_http else 'bucket'}")
+        raise AddressError(f"{url}: has no {'host' if url.is_http else 'bucket'}")
     if userinfo and not url.is_http:
         raise AddressError(f"{url}: credentials do not belong in the address; set them in the environment")
     if set(path) & set("?#"):
         bare = RemoteUrl(scheme, host, re.split("[?#]", path)[0])
-        raise AddressError(f"{bare}: has a query after it; give the address of the set's folder, without ? and #")
+        raise AddressError(f"{bare}: has a query; give the address of the set's folder, without ? and #")
     if not f"{host}{path}".isprintable() or any(part in ("", ".", "..") for part in path.split("/") if path):
         raise AddressError(f"{str(url)!r}: has empty, dotted or unprintable parts")
     return url
 
 
 def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -> dict[str, Any]:
-    """HTTP options of obstore for an address; seconds: of one request. Raises CertificateError."""
+    """HTTP options of obstore for an address; seconds: time-out of one request. Raises CertificateError."""
     prefix = _PREFIXES[url.scheme]
     options: dict[str, Any] = {
         "timeout": timedelta(seconds=seconds),
@@ -220,7 +222,7 @@ def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -
         options["allow_http"] = True
     if url.login():
         options["default_headers"] = {"Authorization": url.login()}
-    if url.bearer:  # past the proxies of the environment, and to no other host
+    if url.bearer:  # bypass the proxies of the environment, and reach no other host
         host = _HOST.fullmatch(url.host)
         options |= {"proxy_url": f"http://{NOWHERE}", "proxy_excludes": host[1].strip("[]") if host else url.host}
     if url.scheme == "s3" and environ.get("AWS_SESSION_TOKEN"):
@@ -229,7 +231,7 @@ def client_options(url: RemoteUrl, seconds: float, environ: Mapping[str, str]) -
 
 
 def _certificates(variable: str, value: str) -> str:
-    """PEM text: the value of the variable, or of the file that it names."""
+    """PEM text: the value of the variable, or the content of the file that it names."""
     if "-----BEGIN" in value:
         return value
     path = Path(value).expanduser()
@@ -239,7 +241,7 @@ def _certificates(variable: str, value: str) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise CertificateError(
-            f"{variable}: neither the text of a PEM certificate nor a file that can be read: {value[:200]!r} ({reason})"
+            f"{variable}: neither the text of a PEM certificate nor a readable file: {value[:200]!r} ({reason})"
         ) from error
     if "-----BEGIN" not in text:
         raise CertificateError(f"{variable}: {path} has no PEM certificate (no line -----BEGIN CERTIFICATE-----)")
@@ -247,11 +249,11 @@ def _certificates(variable: str, value: str) -> str:
 
 
 def _fence(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, str]:
-    """Keep a session token from following a redirect to another host.
+    """Proxy options that keep a session token from following a redirect to another host.
 
-    The client drops only the Authorization header there, and has no switch for redirects. But hosts other than those of
-    the endpoint can be sent through a proxy, and there is none at `NOWHERE`. Nothing is lost: a request is signed for
-    its host. Where a real proxy is configured, that one is used.
+    On a redirect the client drops only the Authorization header, and it cannot turn redirects off. So hosts other than
+    the endpoint are sent to a proxy at `NOWHERE`, where none listens. Nothing is lost, since a request is signed for
+    its host. If a real proxy is configured, that one is used.
     """
     if "proxy_url" in options or any(environ.get(name) or environ.get(name.upper()) for name in _PROXIES):
         return {}
@@ -262,7 +264,7 @@ def _fence(options: Mapping[str, Any], environ: Mapping[str, str]) -> dict[str, 
 
 _T = TypeVar("_T")
 _F = TypeVar("_F", bound=Callable[..., Any])
-CRC_ATTRIBUTE = "crc32c"  # metadata that uploads give an object: 8 hex digits, the CRC32C of its bytes
+CRC_ATTRIBUTE = "crc32c"  # metadata of uploaded objects: the CRC32C of their bytes in 8 hex digits
 _BODY_TRIES = 2  # obstore retries bodies itself where the server sends ETags
 _PART_BYTES = 8 << 20
 _MOST_PARTS = 9000  # S3 takes 10,000
@@ -270,7 +272,7 @@ _MOST_PARTS = 9000  # S3 takes 10,000
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait. seconds: one request, body included. retries: of one request, within 2 * seconds."""
+    """Time limits. seconds: of one request, body included. retries: of one request, within 2 * seconds."""
 
     seconds: float = 30.0
     retries: int = 6
@@ -281,12 +283,12 @@ class Patience:
 
     @property
     def most_seconds(self) -> float:
-        """The longest time that one read can take."""
+        """The longest time that one read can take, in seconds."""
         return _BODY_TRIES * 3 * self.seconds + 10
 
     @classmethod
     def from_environment(cls) -> Patience:
-        """PACKER_REMOTE_TIMEOUT (seconds) and PACKER_REMOTE_RETRIES over the defaults. Raises ValueError."""
+        """The defaults, overridden by PACKER_REMOTE_TIMEOUT (seconds) and PACKER_REMOTE_RETRIES. Raises ValueError."""
         try:
             seconds = float(os.environ.get("PACKER_REMOTE_TIMEOUT", cls().seconds))
             return cls(seconds, int(os.environ.get("PACKER_REMOTE_RETRIES", cls().retries)))
@@ -296,7 +298,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of an object. etag: "" where the server gives none. modified: seconds since the epoch."""
+    """Facts about an object. etag: "" if the server sends none. modified: seconds since the epoch."""
 
     bytes: int
     etag: str
@@ -305,7 +307,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes [start, stop) of an object. etag, bytes: what the object must have, where that is known."""
+    """Bytes [start, stop) of an object. etag, bytes: the expected ETag and size of the object, if known."""
 
     path: str
     start: int
@@ -318,7 +320,7 @@ class Span:
 
 
 def _again(once: _F) -> _F:
-    """Request once more where a body broke off."""
+    """Repeat a request whose body broke off."""
 
     @functools.wraps(once)
     def call(*arguments: Any) -> Any:
@@ -331,7 +333,7 @@ def _again(once: _F) -> _F:
 
 
 class ObjectStore:
-    """The objects below one address. Threads may share it. Raises RemoteError and its kinds, MissingExtraError."""
+    """The objects below one address; thread-safe. Raises RemoteError and its subclasses, MissingExtraError."""
 
     def __init__(self, url: RemoteUrl, patience: Patience) -> None:
         try:
@@ -350,7 +352,7 @@ class ObjectStore:
 
     @_again
     def read(self, span: Span) -> tuple[memoryview, Facts]:
-        """The bytes of a span, in one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
+        """The bytes of a span, by one GET, and the facts of its object. Raises ChangedError, TruncatedError, …"""
         options: Any = {"range": (span.start, span.stop)}
         if span.etag and not span.etag.startswith("W/"):  # a weak ETag never matches, by RFC 9110
             options["if_match"] = span.etag
@@ -360,26 +362,26 @@ class ObjectStore:
             self._check(span, facts)
             data = self._collected(result, span.stop - span.start, str(span))
         if tuple(found) != (span.start, span.stop) or len(data) != span.stop - span.start:
-            raise TruncatedError(f"{self.url.at(str(span))}: {len(data)} bytes of {found} came; try again")
+            raise TruncatedError(f"{self.url.at(str(span))}: received {len(data)} bytes of {found}; try again")
         return data, facts
 
     @_again
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
-        """A whole small object. One of more than `most_bytes` is a RemoteError; or cut there, in one ranged GET."""
+        """A whole small object. If it has more than `most_bytes`: RemoteError, or with `cut` its first bytes."""
         options: Any = {"range": (0, most_bytes)} if cut else None
         with self._asking("GET", path):
             result = self._obs.get(self._store, path, options=options)
             facts = _facts(result.meta)
             if facts.bytes > most_bytes and not cut:
-                raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, at most {most_bytes} expected")
+                raise RemoteError(f"{self.url.at(path)}: {facts.bytes} bytes, expected at most {most_bytes}")
             expected = min(facts.bytes, most_bytes)
             data = bytes(self._collected(result, expected, path))
         if len(data) != expected:
-            raise TruncatedError(f"{self.url.at(path)}: {len(data)} bytes of {facts.bytes} came")
+            raise TruncatedError(f"{self.url.at(path)}: received {len(data)} bytes of {facts.bytes}")
         return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
-        """Size, ETag and time of an object, and its attributes. Raises MissingError, …"""
+        """Facts and attributes of an object. Raises MissingError, …"""
         with self._asking("HEAD", path):
             result = self._obs.get(self._store, path, options={"head": True})
             return _facts(result.meta), {str(name): str(value) for name, value in result.attributes.items()}
@@ -391,11 +393,11 @@ class ObjectStore:
                 yield from ((meta["path"], meta["size"]) for meta in page)
 
     def put(self, path: str, content: bytes | Path, *, crc32c: int, create: bool = False) -> None:
-        """Write an object whole or not at all. create: only where there is none yet. Raises ExistsError, …
+        """Write an object atomically. create: only if it does not exist yet. Raises ExistsError, …
 
-        Large files go up in parts. Parts of an upload that was killed stay in a hidden state, and cost, until the
-        bucket's rules remove them. To web servers (WebDAV) a file goes by one request, through memory, and nothing can
-        be written with it; they do not support `create` (UnsupportedError).
+        Large files are uploaded in parts. If an upload is killed, its parts stay hidden, and are charged for, until the
+        bucket's rules remove them. A web server (WebDAV) gets a file in one request, from memory, and does not support
+        `create` (UnsupportedError).
         """
         size = len(content) if isinstance(content, bytes) else content.stat().st_size
         part = max(_PART_BYTES, -(-size // _MOST_PARTS))
@@ -406,27 +408,27 @@ class ObjectStore:
             try:
                 self._obs.put(self._store, path, content, attributes={CRC_ATTRIBUTE: f"{crc32c:08x}"}, **options)
             except Exception as error:
-                if self.url.is_http and "409 Conflict" in str(error):  # by RFC 4918 the folder is missing
+                if self.url.is_http and "409 Conflict" in str(error):  # RFC 4918: the folder is missing
                     raise MissingError(
                         f"{self.url.at(path)} (PUT): the server has no folder {self.url}; make it there first"
                     ) from error
                 raise
 
     def delete(self, path: str) -> None:
-        """Remove an object; one that is not there is fine."""
+        """Remove an object, if it exists."""
         with self._asking("DELETE", path), suppress(FileNotFoundError):
             self._obs.delete(self._store, path)
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _collected(self, result: Any, most_bytes: int, what: str) -> memoryview:
-        """The body of an answer; more than so many bytes, whatever its headers say, are a RemoteError."""
+        """The body of an answer. Raises RemoteError if it has more than `most_bytes`, whatever its headers say."""
         parts, total = [], 0
-        for part in result.stream(min_chunk_size=most_bytes + 1):  # an honest body is one part, and not copied again
+        for part in result.stream(min_chunk_size=most_bytes + 1):  # a body of valid size is one part, and not copied
             total += len(part)
             if total > most_bytes:
                 raise RemoteError(
                     f"{self.url.at(what)}: the server sends more than the {most_bytes:,} bytes that were requested; "
-                    f"do not trust what is there"
+                    f"do not trust this server"
                 )
             parts.append(part)
         return memoryview(parts[0] if len(parts) == 1 else b"".join(parts)).toreadonly()
@@ -434,13 +436,13 @@ class ObjectStore:
     def _check(self, span: Span, facts: Facts) -> None:
         where = self.url.at(span.path)
         if span.bytes is not None and facts.bytes != span.bytes:
-            raise ChangedError(f"{where}: has {facts.bytes} bytes, {span.bytes} expected: it was changed or truncated")
+            raise ChangedError(f"{where}: has {facts.bytes} bytes, expected {span.bytes}: it was changed or truncated")
         if span.etag and facts.etag and facts.etag != span.etag:
-            raise ChangedError(f"{where}: has the ETag {facts.etag}, {span.etag} expected: it changed while being read")
+            raise ChangedError(f"{where}: has the ETag {facts.etag}, expected {span.etag}: it changed while being read")
 
     @contextmanager
     def _asking(self, verb: str, path: str) -> Iterator[None]:
-        """Translates errors of a call of obstore."""
+        """Translate errors of a call of obstore."""
         try:
             yield
         except RemoteError:
@@ -457,10 +459,10 @@ def _facts(meta: Mapping[str, Any]) -> Facts:
 _KINDS: dict[str, tuple[type[RemoteError], str]] = {
     "FileNotFoundError": (MissingError, "there is no such object; check the address"),
     "NotFoundError": (MissingError, "there is no such object; check the address"),
-    "PermissionDeniedError": (DeniedError, "access was denied; check credentials and the rights they give: {set}"),
+    "PermissionDeniedError": (DeniedError, "access was denied; check the credentials and their rights: {set}"),
     "UnauthenticatedError": (DeniedError, "credentials are missing or wrong; set {set}"),
-    "PreconditionError": (ChangedError, "is no longer the object that was read before; open it again"),
-    "AlreadyExistsError": (ExistsError, "is there already"),
+    "PreconditionError": (ChangedError, "has changed since it was read; open it again"),
+    "AlreadyExistsError": (ExistsError, "exists already"),
     "NotSupportedError": (UnsupportedError, "the server does not support this request"),
     "NotImplementedError": (UnsupportedError, "the server does not support this request"),
     "InvalidPathError": (AddressError, "is not a valid address"),
@@ -471,18 +473,20 @@ _KINDS: dict[str, tuple[type[RemoteError], str]] = {
 _STORE_PREFIXES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket AWS_SKIP_SIGNATURE=true",
-    "gs": "GOOGLE_APPLICATION_CREDENTIALS to an account's file, or for a public bucket GOOGLE_SKIP_SIGNATURE=true",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS to a service account's file, or for a public bucket "
+    "GOOGLE_SKIP_SIGNATURE=true",
     "az": "AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_KEY, or for a public "
     "container AZURE_SKIP_SIGNATURE=true",
     "https": "user name and password in the address, as https://user:password@host/path",
 }
-# Patterns of obstore's debug text of failed connections and of clients that cannot be created, in this order.
+# Patterns of obstore's debug text for failed connections and for clients that cannot be created; the first match
+# counts.
 _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
     (r"127\.0\.0\.1:0,", DeniedError, "the server redirects to another host, which must not get the session token"),
     (
         r"UnknownIssuer|CaUsedAsEndEntity|BadSignature",
         CertificateError,
-        "TLS: no authority that this machine trusts has signed the server's certificate; if it is a private one, set "
+        "TLS: the server's certificate is not signed by an authority that this machine trusts; if it is private, set "
         "{prefix}ROOT_CERTIFICATE to the file of its certificate",
     ),
     (
@@ -498,13 +502,13 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
     (
         r"builder error[\s\S]*InvalidCertificate|No certificates found",
         CertificateError,
-        "TLS: {prefix}ROOT_CERTIFICATE or {prefix}PROXY_CA_CERTIFICATE holds no PEM certificate that can be read",
+        "TLS: {prefix}ROOT_CERTIFICATE or {prefix}PROXY_CA_CERTIFICATE contains no readable PEM certificate",
     ),
     (r"InvalidCertificate\(", CertificateError, "TLS: the server's certificate is not accepted"),
     (
         r"InvalidMessage|InvalidContentType|CorruptMessage",
         CertificateError,
-        "TLS: the server does not speak TLS there; check the port, or whether the endpoint is http",
+        "TLS: the server does not speak TLS; check the port, or whether the endpoint is http",
     ),
     (
         r"AlertReceived|HandshakeFailure|PeerIncompatible|NoApplicationProtocol",
@@ -521,35 +525,34 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
     (
         r"OpenCredentials|DecodeCredentials|ServiceAccount|service account",
         DeniedError,
-        "the file that GOOGLE_APPLICATION_CREDENTIALS names is missing or is not an account's",
+        "the file named by GOOGLE_APPLICATION_CREDENTIALS is missing or is not a service account's file",
     ),
     (
         r"ReadPem|Error reading pem|KeyRejected",
         DeniedError,
-        "the private key in the file that GOOGLE_APPLICATION_CREDENTIALS names cannot be read",
+        "the private key in the file named by GOOGLE_APPLICATION_CREDENTIALS cannot be read",
     ),
-    (r"dns error", RemoteError, "no host of that name is known; check the endpoint and the region"),
+    (r"dns error", RemoteError, "the host name is unknown; check the endpoint and the region"),
     (
         r"ConnectionRefused",
         RemoteError,
-        "error sending request: nothing listens there; check the endpoint and its port",
+        "error sending request: no server listens there; check the endpoint and its port",
     ),
 )
 
 
 def translated(error: BaseException, where: str, says: str) -> RemoteError:
-    """The RemoteError for an error of obstore. where: printable address and range. says: its text without secrets."""
+    """The RemoteError for an error of obstore. where: printable address and range. says: its text, without secrets."""
     detail, scheme = _detail(says), where.partition("://")[0]
     set_these = _CREDENTIALS.get(scheme, _CREDENTIALS["https"])
     if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
         return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
-    if "169.254.169.254" in says or "metadata.google.internal" in says:  # where a cloud has them
+    if "169.254.169.254" in says or "metadata.google.internal" in says:  # metadata services of clouds
         return DeniedError(
-            f"{where}: no credentials were found, neither in the environment nor from a cloud that this machine is of; "
-            f"set {set_these}"
+            f"{where}: no credentials, neither in the environment nor from the cloud of this machine; set {set_these}"
         )
     if "416 Range Not Satisfiable" in says:
-        return ChangedError(f"{where}: the object is shorter than that; it changed since it was indexed")
+        return ChangedError(f"{where}: the object is shorter than that; it has changed since it was indexed")
     kind, meaning = _KINDS.get(type(error).__name__, (RemoteError, ""))
     if kind is UnsupportedError and "GET" in where:
         meaning = "the server ignores ranges; download the set, or stage it from a server that serves ranges"
@@ -559,21 +562,21 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
         if re.search(pattern, says):
             return kind(f"{where}: {meaning.format(prefix=_STORE_PREFIXES.get(scheme, 'PACKER_HTTP_'))} ({detail})")
     if re.search(r"TimedOut|timed out|deadline has elapsed", says):
-        return SlowError(f"{where}: no whole answer in time ({detail}); PACKER_REMOTE_TIMEOUT sets the seconds")
+        return SlowError(f"{where}: no complete answer in time ({detail}); set PACKER_REMOTE_TIMEOUT to more seconds")
     if re.search(r"IncompleteMessage|UnexpectedEof|end of file before|IncompleteBody|response body", says):
         return TruncatedError(f"{where}: the answer broke off ({detail}); try again")
     return RemoteError(f"{where}: {detail}; check the network, the endpoint and the region")
 
 
 def _detail(says: str) -> str:
-    """The first line of a message, and the error code of the server, in about 300 characters at most."""
+    """The first line of a message, and the error code of the server, cut to about 300 characters."""
     line = says.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":;. ")
     code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", says)
     shown = line if len(line) <= 300 else line[:297] + "..."
     return f"{shown}, {code[1]}" if code and code[1] not in shown else shown
 
 
-# The objects below one address, for a process and all its threads, also in forks and pickled copies.
+# Remote: the objects below one address, for a process and all its threads, also in forks and pickled copies.
 #
 #     with Remote("s3://bucket/set") as remote:
 #         text, facts = remote.whole("dataset.json", 1 << 20)
@@ -583,13 +586,13 @@ def _detail(says: str) -> str:
 # `Patience.most_seconds` for the network.
 #
 # obstore's threads do not survive a fork, so a process that was forked after obstore was imported reads through a small
-# process of its own, the courier, which is started on the first read:
+# separate process, the courier, which is started on the first read:
 #
 #     this process                                        courier
 #     (7, address, patience, "read", arguments)   ──►     a thread for each request
-#     future of 7   ◄──   (7, the result, or the error), and the bytes of a body behind it
+#     future of 7   ◄──   (7, result or error), then the bytes of a body
 #
-# Both directions are streams of pickles; a body is not pickled. One courier serves all threads and all addresses of a
+# Both directions are streams of pickles; bodies are not pickled. One courier serves all threads and all addresses of a
 # process. It ends when its standard input closes, at the latest with the process that started it. Every wait for it is
 # bounded.
 
@@ -603,15 +606,15 @@ _V = TypeVar("_V")
 
 
 def parallel_gets() -> int:
-    """How many GETs this process has under way at most: its part of the 512 of the node, from 8 to 256.
+    """The largest number of concurrent GETs of this process: its share of the node's 512, from 8 to 256.
 
-    At 100 ms and 100 kB a GET, 256 of them are 256 MB/s. Where answers come sooner, fewer are under way at a time.
+    With GETs of 100 ms and 100 kB, 256 of them reach 256 MB/s. With lower latency fewer are in flight at a time.
     """
     return max(_LEAST_PARALLEL, min(_MOST_PARALLEL, _NODE_PARALLEL // reading_processes()))
 
 
 class _Process:
-    """The pool of this process, and its courier where it was forked with obstore."""
+    """The thread pool of this process, and its courier if it was forked with obstore imported."""
 
     def __init__(self, forked: bool) -> None:
         self.forked = forked
@@ -633,9 +636,9 @@ at_fork(after_in_child=_after_fork)
 
 
 class Remote:
-    """Reading and writing below an address. It pickles by that; the copy connects by itself.
+    """Reads and writes objects below an address. Pickles as its address; the copy opens its own connection.
 
-    Raises RemoteError and its kinds from every method, and MissingExtraError where obstore is missing.
+    Every method raises RemoteError and its subclasses, and MissingExtraError if obstore is not installed.
     """
 
     def __init__(self, url: str | RemoteUrl, patience: Patience | None = None) -> None:
@@ -662,25 +665,25 @@ class Remote:
         return data, facts
 
     def read_many(self, spans: Sequence[Span]) -> list[tuple[Any, Facts]]:
-        """The same for many spans, `parallel_gets()` at a time, in their order."""
+        """Read many spans, `parallel_gets()` at a time; results in the order of the spans."""
         return self.each(self.read, spans)
 
     def submit(self, span: Span) -> Future[tuple[Any, Facts]]:
-        """Begin to read. Raises RuntimeError when the interpreter is about to end."""
+        """Start a read. Raises RuntimeError while the interpreter shuts down."""
         return _pool().submit(self.read, span)
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
-        """A whole object that has at most so many bytes; cut: or as many of them, by one ranged GET."""
+        """A whole object of at most `most_bytes`; with `cut` the first `most_bytes` of a larger one, by one GET."""
         data, facts = self._ask("whole", path, most_bytes, cut)
         return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
-        """Size, ETag and time of an object, and its attributes."""
+        """Facts and attributes of an object."""
         facts, attributes = self._ask("head", path)
         return facts, attributes
 
     def each(self, work: Callable[[_T], _V], items: Iterable[_T]) -> list[_V]:
-        """Call `work`, which calls one of these methods, for each item in parallel; the first error ends it."""
+        """Call `work`, which uses this object, for each item in parallel; the first error stops it."""
         waiting = list(items)
         if len(waiting) == 1:
             return [work(waiting[0])]
@@ -690,14 +693,14 @@ class Remote:
         finally:
             for future in futures:
                 future.cancel()
-            wait(futures)  # requests under way end before the caller cleans up
+            wait(futures)  # requests in flight end before the caller cleans up
 
     # --- writing ------------------------------------------------------------------------------------------------
     @property
     def store(self) -> ObjectStore:
-        """For listing and writing. Raises UnsupportedError in a process that was forked with obstore in it."""
+        """The store, for listing and writing. Raises UnsupportedError in a process forked with obstore imported."""
         if _process.forked:
-            raise UnsupportedError(f"{self.url}: a forked process can only read; write from one that was spawned")
+            raise UnsupportedError(f"{self.url}: a forked process can only read; write from a spawned process")
         if self._store is None or self._process is not _process:
             self._store, self._process = open_store(self.url, self.patience), _process
         return self._store
@@ -714,7 +717,7 @@ class Remote:
         self.close()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the `ObjectStore`, or of that of the courier."""
+        """Call a method of the `ObjectStore`, in this process or in the courier."""
         if _process.forked:
             return _courier().ask(self.url, self.patience, method, *arguments)
         return getattr(self.store, method)(*arguments)
@@ -737,7 +740,7 @@ def _courier() -> Courier:
 
 
 def start_child(code: str) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-    """A new interpreter that runs `code` with the import path of this one: the process, its input and its output."""
+    """Run `code` in a new interpreter with the import path of this one. Returns the process, its input and output."""
     boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {code}"
     command = [sys.executable, "-c", boot, json.dumps([path or os.getcwd() for path in sys.path])]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
@@ -747,7 +750,7 @@ def start_child(code: str) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes
 
 # --- reading for a forked process -----------------------------------------------------------------------------------
 class Courier:
-    """A process that answers like an `ObjectStore`. Threads may share it."""
+    """A process that answers like an `ObjectStore`; thread-safe."""
 
     def __init__(self) -> None:
         self._process, self._requests, self._answers = start_child(_BOOT.format(parallel_gets()))
@@ -758,7 +761,7 @@ class Courier:
         self._listener.start()
 
     def ask(self, url: RemoteUrl, patience: Patience, method: str, *arguments: Any) -> Any:
-        """Call a method of the `ObjectStore` of an address. Raises what that raises."""
+        """Call a method of the `ObjectStore` of an address. Raises the errors of that method."""
         number, answer = next(self._numbers), Future[Any]()
         with self._lock:
             self._waiting[number] = answer
@@ -805,7 +808,7 @@ class Courier:
                     answer.set_result(result)
                 else:
                     answer.set_exception(error)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, perhaps in mid-answer
+        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, perhaps within an answer
             pass
         with self._lock:
             left, self._waiting = self._waiting, {}
@@ -814,7 +817,7 @@ class Courier:
 
 
 def _filled(stream: IO[bytes], size: int) -> memoryview:
-    """The next bytes of a stream. Raises EOFError where it ends before."""
+    """The next `size` bytes of a stream. Raises EOFError if it ends earlier."""
     body = memoryview(bytearray(size))
     at = 0
     while at < size:
@@ -826,7 +829,7 @@ def _filled(stream: IO[bytes], size: int) -> memoryview:
 
 
 def serve(requests: IO[bytes], answers: IO[bytes], threads: int) -> None:
-    """The main function of the courier: answer until its input ends, then end at once."""
+    """The main function of the courier: answer until the input ends, then exit at once."""
     lock, stores = threading.Lock(), dict[tuple[RemoteUrl, Patience], ObjectStore]()
 
     def answer(number: int, url: RemoteUrl, patience: Patience, method: str, arguments: tuple[Any, ...]) -> None:

@@ -1,10 +1,10 @@
-"""A server of GET and HEAD over HTTP/1.1, in which everything is bounded.
+"""An HTTP/1.1 server for GET and HEAD with bounds on everything.
 
-One thread waits for all connections; what is slow is done by a few others. Bounded are the connections, the bytes of a
-request's head, answers at a time, and the seconds that a client may take to send a request or to receive the answer. A
-connection has little time until its first request. Requests have no bodies.
+One thread handles all connections; a few other threads do slow work. There are limits on the number of connections, the
+bytes of a request's head, concurrent answers, and the seconds that a client may take to send a request or to receive
+the answer. The first request of a connection has a short time limit. Requests have no bodies.
 
-Who answers is a subclass: `cache.serving` for other nodes, the server of `packer view` for a browser.
+Subclasses answer the requests: `Server` below for other nodes, the server of `packer view` for a browser.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from cache.system import require, resource
 
 _T = TypeVar("_T")
 _CLOSE_SECONDS = 1.0
-_OTHER_FILES = 512  # shards, maps, what a program has
+_OTHER_FILES = 512  # reserved for shards, memory maps and the files of the program
 _REQUEST = re.compile(r"(GET|HEAD|[A-Z]{3,10}) /([!-~]*) HTTP/1\.[01]")
 _HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):([ -~\t]*)")
 _ONCE = ("authorization", "host", "if-match", "if-none-match", "if-range", "range")
@@ -49,13 +49,13 @@ _ONCE = ("authorization", "host", "if-match", "if-none-match", "if-range", "rang
 
 @dataclass(frozen=True)
 class Limits:
-    """connections: open at a time, or as many as this process may have files open.
-    answers: read or sent at a time.
-    threads: that read.
+    """connections: how many may be open, at most the number of files that this process may open.
+    answers: how many are read or sent at a time.
+    threads: for reading.
 
-    head_bytes: of a request. range_bytes: of the answer to one, where ranges alone are sent.
-    first_seconds: for the first request of a connection, which shows the token. idle_seconds: for each further one.
-    send_seconds: for a client to receive an answer, or a piece of it.
+    head_bytes: of a request. range_bytes: of the answer to a range request, if only ranges are served.
+    first_seconds: for the first request of a connection, which shows the token. idle_seconds: for each later one.
+    send_seconds: for a client to receive an answer, or one piece of it.
     """
 
     connections: int = 16384
@@ -69,7 +69,7 @@ class Limits:
 
 
 class Request(NamedTuple):
-    """path: without the slash at its begin. headers: by their names in lower case."""
+    """path: without the leading slash. headers: by their names in lower case."""
 
     method: str
     path: str
@@ -77,9 +77,9 @@ class Request(NamedTuple):
 
 
 class HttpServer(ABC):
-    """Serves from a separate thread until it is closed; a subclass answers.
+    """Serves from a separate thread until it is closed; subclasses answer.
 
-    port: at which it listens.
+    port: the port that it listens on.
     """
 
     def __init__(self, listening: socket.socket, limits: Limits, name: str, tls: ssl.SSLContext | None = None) -> None:
@@ -96,14 +96,14 @@ class HttpServer(ABC):
 
     @abstractmethod
     async def _answer(self, request: Request | None, writer: asyncio.StreamWriter) -> bool:
-        """Answer one request, None for what is none; whether the connection may bring another."""
+        """Answer a request, or None for an invalid one; returns whether the connection stays open."""
 
     @abstractmethod
     def _refusal(self) -> bytes:
-        """The answer to a connection more than there may be."""
+        """The answer to a connection above the limit."""
 
     def close(self) -> None:
-        """End: connections are closed, those in the middle of an answer too. Does nothing the second time."""
+        """Close all connections, including those in the middle of an answer. A second call does nothing."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
             self._thread.join()
@@ -115,7 +115,7 @@ class HttpServer(ABC):
         self.close()
 
     async def _in_thread(self, work: Callable[..., _T], *arguments: Any) -> _T:
-        """The result of work that may take long."""
+        """The result of slow work, done in a thread."""
         return await self._loop.run_in_executor(self._pool, work, *arguments)
 
     def _run(self) -> None:
@@ -131,18 +131,18 @@ class HttpServer(ABC):
             self._connected, sock=self._socket, limit=self._limits.head_bytes, ssl=self._tls, backlog=1024, **patience
         )
         await self._stopping.wait()
-        # No more are accepted. The server is closed after those that were: asyncio (3.11) leaves the socket of one that
-        # becomes a connection later open.
+        # Stop accepting, then close the connections, and the server last: asyncio (3.11) would leave the socket of a
+        # connection that is still being set up open.
         self._loop.remove_reader(self._socket)
-        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # those of connections accepted just now, too
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # including just accepted connections
             for writer in list(self._connections):
                 writer.transport.abort()
             _, waiting = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
-            for task in waiting:  # for a slow read
+            for task in waiting:  # blocked on a slow read
                 task.cancel()
-        for writer in self._connections:  # of tasks that were cancelled while they closed theirs
+        for writer in self._connections:  # of tasks that were cancelled while closing
             writer.transport.abort()
-        await asyncio.sleep(0)  # in which transports close their sockets
+        await asyncio.sleep(0)  # lets transports close their sockets
         server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -159,16 +159,16 @@ class HttpServer(ABC):
                 goes_on = await self._answer(_parsed(head), writer)
                 seconds = limits.idle_seconds
         except (OSError, EOFError, asyncio.LimitOverrunError, asyncio.CancelledError):
-            pass  # the client has gone, or sends no request; or this server is being closed
+            pass  # the client has gone or sends no request, or this server is being closed
         finally:
-            writer.close()  # what was answered is still sent
+            writer.close()  # bytes already written are still sent
             with suppress(OSError), self._within(writer, limits.send_seconds):
                 await writer.wait_closed()
             self._connections.discard(writer)
 
     @contextmanager
     def _within(self, writer: asyncio.StreamWriter, seconds: float) -> Iterator[None]:
-        """Abort the connection where the block takes longer."""
+        """Abort the connection if the block takes longer than `seconds`."""
         timer = self._loop.call_later(seconds, writer.transport.abort)
         try:
             yield
@@ -178,20 +178,20 @@ class HttpServer(ABC):
 
 @lru_cache(1)
 def http_date(now: int) -> str:
-    """A time as headers have it."""
+    """A time in the format of HTTP headers; now: seconds since the epoch."""
     return formatdate(now, usegmt=True)
 
 
 def _parsed(head: bytes) -> Request | None:
-    """The head of a request, up to its empty line; None for one that is wrong, or announces a body."""
+    """Parse the head of a request, up to its empty line; None if it is malformed or announces a body."""
     first, *rest = head[:-4].decode("latin-1").split("\r\n")
     request = _REQUEST.fullmatch(first)
     headers: dict[str, str] = {}
     for line in rest:
-        found = _HEADER.fullmatch(line)
-        if found is None or (found[1].lower() in headers and found[1].lower() in _ONCE):
+        match = _HEADER.fullmatch(line)
+        if match is None or (match[1].lower() in headers and match[1].lower() in _ONCE):
             return None
-        headers[found[1].lower()] = found[2].strip(" \t")
+        headers[match[1].lower()] = match[2].strip(" \t")
     if request is None or "transfer-encoding" in headers or headers.get("content-length", "0") != "0":
         return None
     return Request(request[1], request[2], headers)
@@ -203,7 +203,7 @@ def _files_to_open() -> int:
 
 
 def listen(host: str, port: int, advice: str) -> socket.socket:
-    """A socket that listens at an address of this machine. Raises ServingError, which ends with `advice`."""
+    """A socket that listens at an address of this machine. Raises ServingError, whose message ends with `advice`."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
@@ -213,14 +213,14 @@ def listen(host: str, port: int, advice: str) -> socket.socket:
         raise ServingError(f"{host}, port {port}: cannot listen there: {reason}; {advice}") from error
 
 
-# A server of byte ranges: HTTP/1.1, GET and HEAD, one range a request, for those who have the token.
+# A server of byte ranges: HTTP/1.1, GET and HEAD, one range per request, for clients that have the token.
 #
 #     GET /<prefix>/<name>            Authorization: Bearer <token>      Range: bytes=<first>-<last>
 #     206, Content-Range, ETag        the bytes [first, last]
 #
-# There are no lists, no paths and no bodies of requests: a name is a word that `Ranges` knows, or a 404. What cannot be
-# read is a 503 without a reason, and the client turns elsewhere. The connection of a request that is not understood, or
-# has not the token, is closed.
+# There are no listings, no paths and no request bodies: a name is a word that `Ranges` knows, or the answer is 404. A
+# failed read is a 503 without a reason, and the client reads elsewhere. After a malformed request, or one without the
+# token, the connection is closed.
 
 
 _Buffer: TypeAlias = bytes | memoryview
@@ -241,25 +241,26 @@ _KEEPS_OPEN = (200, 206, 404, 412, 413, 416, 503)
 
 
 class Ranges(Protocol):
-    """What is served: objects that have a name and a size. Several threads call it."""
+    """The objects that are served, each with a name and a size. Several threads call it."""
 
     def size(self, name: str) -> int | None:
-        """Bytes of an object; None where there is none of this name."""
+        """Bytes of an object; None if there is no object of this name."""
 
     def read(self, name: str, start: int, stop: int) -> Sequence[_Buffer]:
-        """Bytes [start, stop) of an object, which are inside it, in pieces. Raises PackerError or OSError."""
+        """Bytes [start, stop) of an object, in pieces; the range is inside it. Raises PackerError or OSError."""
 
     def close(self) -> None:
-        """Close what is open; for those who opened it, as a server does not."""
+        """Close everything; called by the owner, not by the server."""
 
 
 @dataclass(frozen=True)
 class ServeTerms:
-    """What a server is started with.
+    """Parameters of a server.
 
-    prefix: the first part of each path: it names the set and the node, so that no other's bytes are taken for these.
-    host: the address of this machine to listen at. port: 0 for a free one.
-    certificate, key: PEM files, to speak TLS.
+    prefix: the first component of each path; it names the set and the node, so that their bytes cannot be mistaken for
+        those of others.
+    host: the address of this machine to listen on. port: 0 for a free one.
+    certificate, key: PEM files, for TLS.
     """
 
     prefix: str
@@ -277,7 +278,7 @@ class ServeTerms:
 
 @dataclass(frozen=True)
 class ServerStats:
-    """Answers with bytes, their bytes, and requests that got none. refused: for the token, or not understood."""
+    """Answers with a body, their bytes, and requests without one. refused: wrong token or malformed request."""
 
     answers: int = 0
     sent_bytes: int = 0
@@ -286,7 +287,7 @@ class ServerStats:
 
 
 class _Answer(NamedTuple):
-    """status; the object's name and size, and the range of it that is sent, where the status is 200 or 206."""
+    """status; if it is 200 or 206, the object's name and size, and the range that is sent."""
 
     status: int
     name: str = ""
@@ -296,7 +297,7 @@ class _Answer(NamedTuple):
 
 
 class Server(HttpServer):
-    """Serves until it is closed. Raises ServingError where it cannot listen."""
+    """Serves until it is closed. Raises ServingError if it cannot listen."""
 
     def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
         self.ranges, self.terms = ranges, terms
@@ -328,7 +329,7 @@ class Server(HttpServer):
         return not closes
 
     def _decide(self, request: Request) -> _Answer:
-        """The answer to a request, from its head alone."""
+        """The answer to a request, determined from its head alone."""
         sent = request.headers.get("authorization", "").encode("latin-1")
         if not hmac.compare_digest(sent, f"Bearer {self.terms.token}".encode("latin-1")):
             return _Answer(401)
@@ -342,10 +343,10 @@ class Server(HttpServer):
             return _Answer(412)
         if request.method == "HEAD":
             return _Answer(200, name, size, 0, size)
-        found = _RANGE.fullmatch(request.headers.get("range", ""))
-        if found is None:
-            return _Answer(413)  # whole objects are not sent
-        start, stop = int(found[1]), min(size, int(found[2] or size) + 1)
+        match = _RANGE.fullmatch(request.headers.get("range", ""))
+        if match is None:
+            return _Answer(413)  # whole objects are too large
+        start, stop = int(match[1]), min(size, int(match[2] or size) + 1)
         if start >= stop:
             return _Answer(416, name, size)
         return _Answer(206, name, size, start, stop) if stop - start <= self.terms.limits.range_bytes else _Answer(413)
@@ -367,7 +368,7 @@ class Server(HttpServer):
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     def _etag(self, name: str, size: int) -> str:
-        """The same in every process that serves this set, also after a restart: the prefix names its state."""
+        """The same in all processes that serve this state of the set, also after a restart: the prefix names it."""
         return f'"{self.terms.prefix.rpartition("-")[0]}-{name}-{size:x}"'
 
     def _count(self, answer: _Answer) -> None:
@@ -398,24 +399,24 @@ def _tls(terms: ServeTerms) -> ssl.SSLContext | None:
 # The server in a separate process, so that training threads and answers do not wait for each other.
 #
 #     this process                                    server
-#     terms and ranges, pickled   ──►  its input      opens the ranges, listens
-#     port, or why not            ◄──  its output     serves until a line or the end of its input, at the latest
-#                                                     with this process
+#     ServeTerms and Ranges, pickled  ──►  its input      opens the Ranges, listens
+#     port, or the error              ◄──  its output     serves until a line or the end of its input, at the latest
+#                                                         with this process
 #
-# `own_address` is where other nodes reach this one.
+# `own_address` returns the address at which other nodes reach this one.
 
 
 _START_SECONDS = 120.0
 _END_SECONDS = 5.0
 _BOOT = "from cache.serving import serve; serve(sys.stdin.buffer, sys.stdout.buffer)"
 _END = b"\n"
-_ANY_PORT = 9  # discard; nothing is sent to it
+_ANY_PORT = 9  # the discard service; no packet is sent
 
 
 class ServerProcess:
-    """A server in another process. Raises ServingError where it does not start.
+    """A server in another process. Raises ServingError if it does not start.
 
-    ranges: pickled; the other process opens them by itself.
+    ranges: is pickled; the other process opens its own copy.
     """
 
     def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
@@ -450,15 +451,15 @@ class ServerProcess:
         return self._process.poll() is None
 
     def wait(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the server process has ended."""
         self._process.wait()
 
     def close(self) -> None:
-        """End the server. Does nothing in a forked child."""
+        """Stop the server. Does nothing in a forked child."""
         if os.getpid() != self._owner:
             return
-        with suppress(OSError, ValueError):  # it has ended, or this was called before
-            self._input.write(_END)  # a forked process may have the other end open, too
+        with suppress(OSError, ValueError):  # it has ended, or is closed already
+            self._input.write(_END)  # closing is not enough: a forked process may have a copy of the pipe
         with suppress(OSError):
             self._input.close()
         self._output.close()
@@ -478,9 +479,9 @@ def _reason(line: bytes, status: int | None) -> str:
 
 def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     """The main function of the server's process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; this process ends with its input
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; this one ends with its input
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection is a file
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     try:
         terms, ranges = pickle.load(requests)
         server = Server(ranges, terms)
@@ -493,7 +494,7 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     requests.read(len(_END))
     server.close()
     ranges.close()  # the last user of a cache removes it
-    os._exit(0)  # reads under way are not waited for
+    os._exit(0)  # without waiting for reads in flight
 
 
 def _say(answers: IO[bytes], content: dict[str, object]) -> None:
@@ -505,30 +506,30 @@ def _say(answers: IO[bytes], content: dict[str, object]) -> None:
 
 
 def own_address(host: str | None = None) -> str:
-    """The address of this machine to listen at.
+    """The address of this machine to listen on.
 
-    host: a name or an address of this machine; a network, as 10.1.0.0/16, for this machine's address in it, so that
-        all nodes can be given the same text; None for that of this machine's own name. Raises ServingError.
+    host: a name or address of this machine; or a network such as 10.1.0.0/16, for this machine's address in it, so that
+        all nodes can use the same value; None for the address of this machine's host name. Raises ServingError.
     """
     if host is not None and "/" in host:
         return _address_in(host)
     name = host or socket.gethostname()
     try:
-        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        addresses = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
         raise ServingError(
-            f"{name!r} is not known here as the name of a machine; name an address or a network of this machine with "
-            f"host=, as 10.1.0.0/16"
+            f"{name!r} cannot be resolved on this machine; name an address or a network of this machine with host=, "
+            f"such as 10.1.0.0/16"
         ) from error
-    address = str(sorted(found, key=lambda one: one[0] != socket.AF_INET)[0][4][0])
+    address = str(sorted(addresses, key=lambda one: one[0] != socket.AF_INET)[0][4][0])
     known = ipaddress.ip_address(address.partition("%")[0])
     if known.is_loopback and host is None:
         raise ServingError(
-            f"the name of this machine, {name}, means {address} here, where no other node can reach it; name an "
-            f"address or a network of this machine with host=, as 10.1.0.0/16"
+            f"the name of this machine, {name}, resolves to {address}, where no other node can reach it; name an "
+            f"address or a network of this machine with host=, such as 10.1.0.0/16"
         )
     if known.is_unspecified:
-        raise ServingError(f"{name}: means every network of this machine; name the one of the cluster, as 10.1.0.0/16")
+        raise ServingError(f"{name}: means every network of this machine; name one network, such as 10.1.0.0/16")
     return address
 
 
@@ -536,11 +537,11 @@ def _address_in(text: str) -> str:
     try:
         network = ipaddress.ip_network(text, strict=False)
     except ValueError as error:
-        raise ServingError(f"{text!r} is not a network, as 10.1.0.0/16") from error
+        raise ServingError(f"{text!r} is not a network such as 10.1.0.0/16") from error
     family = socket.AF_INET if network.version == 4 else socket.AF_INET6
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
-            # Sends nothing: the kernel chooses the address from which it would.
+            # No packet is sent: connecting makes the kernel choose the source address.
             probe.connect((str(network.network_address + (1 if network.num_addresses > 1 else 0)), _ANY_PORT))
             address = str(probe.getsockname()[0])
         except OSError:
@@ -550,14 +551,14 @@ def _address_in(text: str) -> str:
     return address
 
 
-# A folder of the file system that the nodes of a job share: a token, and where each node listens.
+# A folder on the filesystem that the nodes of a job share: a token, and the address of each node.
 #
-#     <folder>/<job>-<set>-<nodes>/     mode 0700: of one user alone, who may read and write it
-#       token                           64 hex digits and a line end, mode 0600; the first process makes it
-#       0, 1, …                         the address at which the node of this number listens, one line
+#     <folder>/<job>-<set>-<nodes>/     mode 0700: only its user may read and write it
+#       token                           64 hex digits and a newline, mode 0600; created by the first process
+#       0, 1, …                         the address at which node 0, 1, … listens, one line
 #
-# The token is sent to what these files name, so a folder in which others can write is refused. A node that was started
-# again writes its file again.
+# The token is sent to the addresses in these files, so a folder in which others can write is refused. A node that
+# restarts rewrites its file.
 
 
 _TOKEN_BYTES = 32
@@ -569,14 +570,14 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The folder of one set, as one job shares it among its nodes. Raises ServingError."""
+    """The folder of one set, shared by the nodes of one job. Raises ServingError."""
 
     path: Path
     nodes: int
 
     @classmethod
     def make(cls, folder: str | os.PathLike[str], job: str, name: str, nodes: int) -> Rendezvous:
-        """The folder, made where it is missing. name: of the set, in letters and digits."""
+        """Create the folder if it is missing. name: of the set, in letters and digits."""
         require("serving samples to other nodes", hasattr(os, "geteuid"))
         plain = "".join(letter if letter.isalnum() or letter in "._" else "_" for letter in job)[:64].lstrip(".")
         path = Path(folder).expanduser().absolute() / f"{plain or '0'}-{name}-{nodes}"
@@ -584,16 +585,18 @@ class Rendezvous:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = path.lstat()
         except OSError as error:
-            raise ServingError(f"{path}: cannot be made: {error.strerror}; name a folder that all nodes see") from error
+            raise ServingError(
+                f"{path}: cannot be created: {error.strerror}; name a folder that all nodes see"
+            ) from error
         if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
             raise ServingError(
-                f"{path}: is not a directory that belongs to this user alone (mode 0700), so the token is not safe "
+                f"{path}: is not a directory of this user alone (mode 0700), so the token is not safe "
                 f"there; remove it, or name another folder"
             )
         return cls(path, nodes)
 
     def token(self) -> str:
-        """The token that all nodes share; the first process makes it."""
+        """The token that all nodes share; the first process creates it."""
         text = secrets.token_hex(_TOKEN_BYTES)
         try:
             with Folder(self.path) as folder, folder.create("token") as file:
@@ -611,26 +614,26 @@ class Rendezvous:
             except ServingError:
                 if time.monotonic() > until:
                     raise
-            time.sleep(_POLL_SECONDS)  # the process that makes it is about to write it
+            time.sleep(_POLL_SECONDS)  # another process is writing it
 
     def publish(self, node: int, url: str) -> None:
-        """Say where a node listens."""
+        """Record the address of a node."""
         try:
             atomic_write(self.path / str(node), f"{url}\n".encode(), mode=0o600)
         except OSError as error:
             raise ServingError(f"{self.path / str(node)}: cannot be written: {error.strerror}") from error
 
     def withdraw(self, node: int, url: str) -> None:
-        """Remove the address of a node, if it is still this one."""
-        found = self.find(node)
-        if found is not None and str(found) == url:
+        """Remove the address of a node, unless it has changed."""
+        published = self.find(node)
+        if published is not None and str(published) == url:
             try:
                 (self.path / str(node)).unlink(missing_ok=True)
             except OSError:
-                pass  # others find nothing that listens there
+                pass  # other nodes find that no server listens there
 
     def find(self, node: int) -> RemoteUrl | None:
-        """Where a node listens; None where it has not said so, or nothing of use."""
+        """The address of a node; None if there is none, or no valid one."""
         try:
             url = parse_url(read_regular(self.path / str(node), _MOST_BYTES).decode("ascii").strip())
         except (OSError, ValueError, AddressError):
@@ -638,7 +641,7 @@ class Rendezvous:
         return url if url.is_http and not url.userinfo else None
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait until every node has said where it listens; the nodes that have not by then."""
+        """Wait until every node has published its address; returns the nodes that have not."""
         until = time.monotonic() + seconds
         while missing := [node for node in range(self.nodes) if self.find(node) is None]:
             if time.monotonic() > until:
@@ -648,9 +651,9 @@ class Rendezvous:
 
 
 def read_token(path: Path, length: int | None = None) -> str:
-    """The token in a file of this user alone: one line of 16 letters and digits at least, `length` where it is given.
+    """The token in a file that only this user can access: one line of at least 16 letters and digits, or `length`.
 
-    Raises ServingError, which does not show it.
+    Raises ServingError, whose message does not contain the token.
     """
     try:
         status = os.stat(path)
@@ -661,11 +664,11 @@ def read_token(path: Path, length: int | None = None) -> str:
     if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
         raise ServingError(
             f"{path}: others may read or change this token (owner {status.st_uid}, mode "
-            f"{stat.S_IMODE(status.st_mode):04o}); run  chmod 600 {path} , or remove it to have another one made"
+            f"{stat.S_IMODE(status.st_mode):04o}); run  chmod 600 {path} , or remove it so that a new one is made"
         )
     if len(text) < _LEAST_TOKEN or not (text.isascii() and text.isalnum()) or len(text) != (length or len(text)):
         raise ServingError(
-            f"{path}: is not a token, which is one line of {_LEAST_TOKEN} or more letters and digits; remove it to "
-            f"have another one made"
+            f"{path}: is not a token, which is one line of {_LEAST_TOKEN} or more letters and digits; remove it so "
+            f"that a new one is made"
         )
     return text

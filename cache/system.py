@@ -1,7 +1,7 @@
-"""Calls of POSIX that Windows or macOS lack: replaced, so that sets of this machine can be read there, or refused.
+"""POSIX calls that Windows or macOS lack: replaced, so that local sets can be read there, or refused.
 
-Windows has no fcntl, no files relative to an open folder (dir_fd), no pread, no fork; macOS no locks of open file
-descriptions, no memfd. Constants of `os.open` are 0 where they are missing. On Linux every name is the system's own.
+Windows has no fcntl, no files relative to an open folder (dir_fd), no pread, no fork; macOS has no locks of open file
+descriptions and no memfd. Constants of `os.open` are 0 where they are missing. On Linux every name is the system's.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from cache.errors import PlatformError
 CLOEXEC: int = getattr(os, "O_CLOEXEC", 0)
 DIRECTORY: int = getattr(os, "O_DIRECTORY", 0)
 NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
-NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # a named pipe in the place of a file must not hang its reader
+NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe by mistake must not block
 READ = os.O_RDONLY | CLOEXEC | NONBLOCK | getattr(os, "O_BINARY", 0)
 _position = threading.Lock()
 
 
 def require(what: str, is_there: bool) -> None:
-    """Raise PlatformError unless the system has what `what` needs."""
+    """Raise PlatformError unless the system supports `what`."""
     if not is_there:
         raise PlatformError(
-            f"{what} needs Linux, and this system is {sys.platform}: use WSL 2 on Windows, a container on macOS; sets "
-            f"of this machine can be read here"
+            f"{what} needs Linux, and this system is {sys.platform}: use WSL 2 on Windows, a container on macOS; "
+            f"reading a local set works here"
         )
 
 
 class _Refused:
-    """In the place of a module that is missing: whatever is asked of it is refused."""
+    """Replaces a missing module; any use raises PlatformError."""
 
     def __init__(self, use: str) -> None:
         self._use = use
@@ -49,7 +49,7 @@ except ImportError:
 
 
 def require_shared_memory() -> None:
-    """Raise PlatformError where caches of several processes cannot be."""
+    """Raise PlatformError if the system has no caches in shared memory."""
     require("a cache in shared memory", sys.platform == "linux")
 
 
@@ -75,13 +75,13 @@ preadv: Callable[[int, Sequence[memoryview], int], int] = getattr(os, "preadv", 
 
 
 def at_fork(**calls: Callable[[], object]) -> None:
-    """`os.register_at_fork`; nothing on a system without fork."""
+    """`os.register_at_fork`; does nothing on a system without fork."""
     if register := getattr(os, "register_at_fork", None):
         register(**calls)
 
 
 def affinity(process: int = 0) -> set[int]:
-    """The CPUs that a process may use; all of them where the system does not say."""
+    """The CPUs that a process may use; all of them if the system does not say."""
     try:
         return os.sched_getaffinity(process)
     except (AttributeError, OSError):

@@ -24,8 +24,8 @@ for _name in ("readers", "cache"):
         )
 del _name, _spec
 
-__version__ = "0.1.0"  # pyproject.toml has the same
+__version__ = "0.1.0"  # the same as in pyproject.toml
 
-# The public names are in __init__.pyi. Each is loaded when it is first used, so that `import packer` is quick.
+# The public names are in __init__.pyi. Each is imported on first use, so that `import packer` is fast.
 __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 __all__ = ["__version__", *__all__]

@@ -1,13 +1,13 @@
 """`packer.index`: make a set of existing shards without copying them, or rebuild an index.
 
-    find      which shards, of which set, in which splits        nothing is written
-    locate    every sample, its checksum and its image's header  into the working folder
-    compare   the set that exists with the new one; a loss is refused unless it is accepted
+    find      the shards, their set and their splits               nothing is written
+    locate    every sample, its checksum and its image's header    into the working folder
+    compare   the existing set with the new one; a loss is refused unless it is accepted
     commit    indexes under unused names, links, and dataset.json, which alone makes them the set
 
-Shards stay where and as they are; with another output directory, links lead to them. A kill or an error at any
-moment leaves the old set whole, since its indexes are not touched before dataset.json names others; then they are
-removed. An index whose bytes exist already is left where it is, so that a second run changes nothing.
+Shards are neither moved nor changed; with another output directory, links lead to them. After a kill or an error the
+old set is intact, since its indexes are removed only after dataset.json names the new ones. An index whose bytes exist
+already is kept, so that a second run changes nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ __all__ = [
 _log = logging.getLogger(__name__)
 
 
-# --- one shard: its index columns, a reader of it, and the class names that several shards state --------------------
+# --- one shard: its index columns, a reader of it, and the class names stated by several shards ----------------------
 
 
 _REPORT_SAMPLES = 256
@@ -98,7 +98,7 @@ _MOST_NAMES = 5
 
 @dataclass(frozen=True, slots=True)
 class AdoptTask:
-    """One shard to locate: a worker writes its part."""
+    """One shard to locate; a worker writes its part."""
 
     shard: Path
     relative: str
@@ -109,14 +109,14 @@ class AdoptTask:
 
     @property
     def title(self) -> str:
-        """Its name in the log."""
+        """The name of the task in the log."""
         return str(self.shard)
 
 
 class _LocatedColumns:
-    """The columns of located samples. The image comes first; another field is added with the first sample that has it.
+    """The columns of located samples. The image comes first; other fields are added with the first sample that has one.
 
-    fields: those that any sample has.
+    fields: those of any sample.
     """
 
     def __init__(self) -> None:
@@ -148,25 +148,25 @@ def open_shard(
     label_offset: int = 0,
     fields: Mapping[str, str] | None = None,
 ) -> Reader:
-    """Read the samples of one shard without an index: HDF5, TFRecord, tar or any other format that is registered.
+    """Read the samples of one shard without an index: HDF5, TFRecord, tar or any other registered format.
 
     path: the shard, which is neither moved nor changed.
     image_key, label_key: their names in the shard; None for the format's usual names.
-    label_offset: number that is subtracted from the labels.
+    label_offset: subtracted from the labels.
     fields: further field name -> key in the shard.
 
-    The samples are located each time, and have no checksums: `packer.index` adopts shards permanently. Raises
-    SourceError (no such file, no samples), FormatError (a broken shard, or of no known format) and NotFlatError (no
-    flat byte ranges; `packer.convert` takes it).
+    The samples are located on each call, and have no checksums; `packer.index` adopts shards permanently. Raises
+    SourceError (no such file, no samples), FormatError (a broken shard, or an unknown format) and NotFlatError (no flat
+    byte ranges; use `packer.convert`).
     """
     shard = Path(path)
     if not shard.is_file():
-        raise SourceError(f"{shard}: not a file; a packed set is opened with readers.open")
+        raise SourceError(f"{shard}: not a file; open a packed set with readers.open")
     options = LocateOptions(image_key, label_key, dict(fields or {}), label_offset)
     located = _LocatedColumns()
     for sample in located_samples(format_of_file(shard), shard, options):
         if sample.pixels is not None:
-            raise FormatError(f"{shard}: holds raw pixels: open the set, or index the shard with  packer index")
+            raise FormatError(f"{shard}: has raw pixels: open the set, or index the shard with  packer index")
         located.add(sample, {}, None)
     if not len(located.samples):
         raise SourceError(f"{shard}: has no samples")
@@ -197,7 +197,7 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
         for number, sample in enumerate(located_samples(format_named(task.format), path, task.options)):
             if sample.label < NO_LABEL:
                 raise FormatError(
-                    f"{path}: holds the label {sample.label} after subtracting the label offset; labels start at 0"
+                    f"{path}: has the label {sample.label} after subtracting the label offset; labels start at 0"
                 )
             header, checksums = None, {}
             for name, (offset, length) in sample.ranges.items():
@@ -241,15 +241,15 @@ def locate_shard(task: AdoptTask, counter: Counter) -> PartMeta:
 
 
 def key_prefix(shard: str) -> str:
-    """What comes, with a slash, before the keys of a shard (its path in the set) where several shards share keys."""
-    path = PurePosixPath(shard)  # x.tfrecord-00000-of-00008 has no such suffix, and no two are alike without theirs
+    """The prefix, before a slash, of the keys of a shard (its path in the set) if several shards share keys."""
+    path = PurePosixPath(shard)  # x.tfrecord-00000-of-00008 has no such suffix, and stays unique with its own
     return str(path.with_suffix("")) if path.suffix in REGISTRY.suffixes() else shard
 
 
 def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
-    """Put the shard's name in front of every key of these (name, part) pairs if any key occurs twice.
+    """Prefix every key of these (name, part) pairs with the shard's name if any key occurs twice.
 
-    Returns whether that was needed. Raises FormatError where a key occurs twice in one shard.
+    Returns whether that was needed. Raises FormatError if a key occurs twice in one shard.
     """
     seen: set[str] = set()
     total = 0
@@ -274,14 +274,14 @@ def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
 def class_names(
     found: FoundShards, metas: Mapping[FoundShard, PartMeta], given: Sequence[str] | None, label_offset: int
 ) -> tuple[tuple[str, ...], list[str]]:
-    """The names by label, () where there are none, and warnings.
+    """The class names by label, () if there are none, and warnings.
 
-    Raises FormatError where shards disagree, or there are fewer names than labels.
+    Raises FormatError if shards disagree, or if there are fewer names than labels.
     """
     if given is not None:
         _check_enough(given, metas, "classes has")
         return tuple(given), []
-    # With another offset, other names belong to the labels.
+    # With another offset, the names belong to other labels.
     known = found.known.classes if found.known and found.known.label_offset == label_offset else ()
     if known and not found.new:
         return known, []
@@ -291,7 +291,7 @@ def class_names(
             if label < len(known) and name != known[label]:
                 raise FormatError(
                     f"{found.new[0].path}: does not belong to this set: label {label} is {name!r} there and "
-                    f"{known[label]!r} in the set ({listed(known, _MOST_NAMES)}); index it apart "
+                    f"{known[label]!r} in the set ({listed(known, _MOST_NAMES)}); index it separately "
                     f"with output=DIR, or give all names with classes=NAMES"
                 )
         while len(known) in stated:
@@ -307,12 +307,12 @@ def class_names(
     hint = ""
     if first > 0:
         fault += f", and the first is {first} ({stated[first]})"
-        hint = f", or say label_offset={first} if labels count from there"
+        hint = f", or pass label_offset={first} if labels start there"
     return (), [f"class names are left out: {fault}; give all names with classes=NAMES{hint}"]
 
 
 def _stated_names(found: FoundShards, metas: Mapping[FoundShard, PartMeta]) -> dict[int, str]:
-    """The class names that the shards state. Raises FormatError where they disagree."""
+    """The class names that the shards state. Raises FormatError if they disagree."""
     stated: dict[int, tuple[str, FoundShard]] = {}
     for shard in found.shards:
         names = _names_in(shard, metas[shard])
@@ -322,7 +322,7 @@ def _stated_names(found: FoundShards, metas: Mapping[FoundShard, PartMeta]) -> d
                 raise FormatError(
                     f"{other.path} and {shard.path} are of different sets: label {label} is {other_name!r} in one and "
                     f"{name!r} in the other ({listed(_names_in(other, metas[other]).values(), _MOST_NAMES)}; "
-                    f"{listed(names.values(), _MOST_NAMES)}); index them apart, or give the names "
+                    f"{listed(names.values(), _MOST_NAMES)}); index them separately, or give the names "
                     f"with classes=NAMES"
                 )
     return {label: name for label, (name, _) in stated.items()}
@@ -341,7 +341,7 @@ def _check_enough(names: Sequence[str], metas: Mapping[FoundShard, PartMeta], wh
     if meta.max_label >= len(names):
         raise FormatError(
             f"{shard.path}: has the label {meta.max_label}, so {meta.max_label + 1} class names are needed; {who} "
-            f"{len(names)}; give all names, one a line and in the order of the labels, with classes=NAMES"
+            f"{len(names)}; give all names, one per line and in the order of the labels, with classes=NAMES"
         )
 
 
@@ -351,7 +351,7 @@ _OF_CONVERSION = ("by", "plan", "payload_bytes", "left_out")
 
 @dataclass(frozen=True, slots=True)
 class IndexResult(Result):
-    """The adopted set: splits maps names to samples; unreadable counts images whose header cannot be parsed."""
+    """The adopted set. splits: samples by split name; unreadable: images whose header cannot be parsed."""
 
     output: Path
     format: str
@@ -381,18 +381,18 @@ def index(
     """Adopt WebDataset tars, TFRecords of tf.train.Example or flat HDF5 files, or rebuild the index of a set.
 
     shards: a file or directory, or several.
-    output: directory of dataset.json and the index; default the folder of the shards, otherwise with links to the
-        shards.
-    split: of all shards; default read from each file name.
+    output: directory of dataset.json and the index; default the folder of the shards. Another folder gets links to
+        the shards.
+    split: of all shards; by default read from each file name.
     image_key, label_key: names of image and label in the shards; kept in dataset.json.
     fields: further field name -> key in the shards; kept in dataset.json.
     label_offset: subtracted from the labels.
-    classes: names by label.
-    accept_loss: continue if shards are missing, or the existing set would lose shards, samples, splits, classes or
+    classes: class names in the order of the labels.
+    accept_loss: continue if shards are missing, or if the existing set would lose shards, samples, splits, classes or
         fields; by default an OutputError states the loss.
-    checksums: write SHA256SUMS, for  sha256sum -c ; an index that is rebuilt keeps it.
-    workers: processes; default the CPUs this process may use.
-    engine: where shards are located, by default processes of this machine; see `packer.open_engine`.
+    checksums: write SHA256SUMS, for  sha256sum -c ; a rebuilt index keeps it.
+    workers: number of processes; default the CPUs that this process may use.
+    engine: an executor to locate shards with, by default local processes; see `packer.open_engine`.
 
     Raises FormatError (broken), NotFlatError (cannot be adopted), SourceError, BadNameError (of a split or field).
     """
@@ -484,7 +484,7 @@ class _Adoption:
         splits = {}
         for name, shards in self._found.splits.items():
             if make_keys_unique([(key_prefix(shard.name), parts[shard]) for shard in shards]):
-                self._warnings.append(f"{name}: shards share keys, so each key got its shard's name in front")
+                self._warnings.append(f"{name}: shards share keys, so each key was prefixed with its shard's name")
             infos = tuple(metas[shard].shard for shard in shards)
             counts = [info.samples for info in infos]
             split_parts = [parts[shard] for shard in shards]
@@ -506,15 +506,15 @@ class _Adoption:
         )
 
     def _fields(self, metas: Mapping[FoundShard, PartMeta]) -> dict[str, str]:
-        """Name -> kind, the image first: as the shards say, else as the set did, else as the name suggests."""
+        """Name -> kind, the image first: from the shards, else from the set, else from the name."""
         kinds: dict[str, str] = dict(self._found.known.fields) if self._found.known else {}
         specs = {shard: shard.spec.fields for shard in self._found.shards if shard.spec}
         for shard, fields in specs.items():
             for name, kind in fields.items():
                 if kinds.setdefault(name, kind) != kind:
                     raise FormatError(
-                        f"{shard.path}: says that the field {name} is {kind!r}, other shards of the set that it is "
-                        f"{kinds[name]!r}; index them apart"
+                        f"{shard.path}: states that the field {name} is {kind!r}, but other shards of the set state "
+                        f"{kinds[name]!r}; index them separately"
                     )
         foreign = dict.fromkeys(itertools.chain.from_iterable(m.fields for s, m in metas.items() if s not in specs))
         if "image" not in foreign and not specs and any(meta.shard.samples for meta in metas.values()):
@@ -530,7 +530,7 @@ class _Adoption:
 
     # --- compare ------------------------------------------------------------------------------------------------
     def _compare_names(self) -> None:
-        """Refuse before hours of reading what file names show: missing shards, and a damaged dataset.json."""
+        """Refuse, before hours of reading, what file names show: missing shards, and a damaged dataset.json."""
         there, known = self._found.there, self._found.known
         if known and (known.edited or known.separate):
             what = [EDITS[name] for name in known.edited] + [
@@ -538,11 +538,11 @@ class _Adoption:
             ]
             raise OutputError(
                 f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "
-                f"do not say all of it: {'; '.join(what)}. Take the index from a copy of the set, or make the set "
-                f"again as its history says ( packer inspect )"
+                f"do not contain all of it: {'; '.join(what)}. Restore the index from a copy of the set, or make the "
+                f"set again according to its history ( packer inspect )"
             )
         if there and there.info is None:
-            self._refuse([f"what its dataset.json says, which cannot be read ({there.fault})"])
+            self._refuse([f"the content of its dataset.json, which cannot be read ({there.fault})"])
         if there and there.info:
             old = {shard.path: shard for shard in _shards_of(there.info)}
             splits = {
@@ -560,7 +560,7 @@ class _Adoption:
             )
 
     def _compare(self, info: DatasetInfo, given_classes: bool) -> None:
-        """Refuse a loss of the set that exists."""
+        """Refuse a loss in the existing set."""
         there = self._found.there
         if there and there.info:
             old = replace(there.info, classes=()) if given_classes else there.info
@@ -572,27 +572,27 @@ class _Adoption:
             self._warnings.append(f"{plural(len(new), 'shard')} new to the set ({listed(new)})")
 
     def _compare_leftovers(self, info: DatasetInfo) -> None:
-        """Refuse a loss of samples of an index whose dataset.json is gone."""
+        """Refuse a loss of samples in an index without a dataset.json."""
         lost = []
         for name, split in info.splits.items():
             samples = _samples_of(self._found.out / split.index)
             if samples > split.samples:
                 count = plural(samples - split.samples, "sample")
-                lost.append(f"{count} of {name}, whose index has {samples}, while the shards hold {split.samples}")
+                lost.append(f"{count} of {name}, whose index has {samples}, while the shards have {split.samples}")
         self._refuse(lost)
 
     def _refuse(self, lost: Sequence[str]) -> None:
         if lost and not self._accept_loss:
             out = self._found.out
             raise OutputError(
-                f"{out}: there is a set here, and it would lose {'; '.join(lost)}. Nothing was changed. Name all its "
+                f"{out}: has a set, which would lose {'; '.join(lost)}. Nothing was changed. Name all its "
                 f"shards ( packer index {quoted(out)} ), restore missing or damaged shards, choose another "
                 f"output=DIR, or pass accept_loss=True"
             )
 
 
 class _Commit:
-    """Move what is in the working folder into the set; the old set is whole until dataset.json is replaced."""
+    """Move the content of the working folder into the set; the old set is intact until dataset.json is replaced."""
 
     def __init__(self, journal: Journal, found: FoundShards) -> None:
         self._place, self._work, self._found = journal.place, journal.work, found
@@ -610,7 +610,7 @@ class _Commit:
         made = info.made
         if not self._found.known or _shards_of(self._found.known) != _shards_of(
             info
-        ):  # no longer those of a conversion
+        ):  # these facts of a conversion no longer apply
             made = {name: value for name, value in made.items() if name not in _OF_CONVERSION}
         new = replace(info, splits=splits, made=made)
         if self._old is None or replace(new, made=self._old.made).to_json() != self._old.to_json():
@@ -620,11 +620,11 @@ class _Commit:
         self._remove_unused({split.index for split in splits.values()}, list(splits))
 
     def _moved(self, name: str, info: DatasetInfo) -> SplitInfo:
-        """A split whose index is in the set."""
+        """A split whose index has been moved into the set."""
         return replace(info.splits[name], index=self._move_index(name, info))
 
     def _remove_unused(self, used: set[str], splits: Sequence[str]) -> None:
-        """Remove indexes that dataset.json does not name: the old ones, and those of interrupted runs."""
+        """Remove indexes that dataset.json does not name: old ones, and those of interrupted runs."""
         names = [name for split in splits for name in _index_names(split, 1)]
         left = [name for name in names if self._place.kind(name) == "folder" and is_index(self._place, name)]
         for name in dict.fromkeys([*self._used, *left]):
@@ -635,7 +635,7 @@ class _Commit:
     def _move_index(self, split: str, info: DatasetInfo) -> str:
         """Move the index of a split into the set under a name that the old set does not use; returns the name.
 
-        Where the old set has an index of the same bytes, that is left where it is.
+        If the old set has an index with the same bytes, that one is kept instead.
         """
         names = _index_names(split, len(self._used) + len(self._retired) + 1)
         current = self._old.splits[split].index if self._old and split in self._old.splits else names[0]
@@ -644,13 +644,13 @@ class _Commit:
                 return current
         name = next(name for name in names if name not in (*self._used, *self._retired))
         if not is_index(self._place, name):
-            raise OutputError(f"{self._place.path / name}: holds other things than an index and is in the way; move it")
+            raise OutputError(f"{self._place.path / name}: has other files than an index, and is in the way; move it")
         remove_index(self._place, name)
         self._work.rename(f"{split}.index", name, self._place)
         return name
 
     def _needs_link(self, shard: FoundShard, info: DatasetInfo) -> bool:
-        """Whether a link to a shard must be made. Raises OutputError where something else has its name."""
+        """Whether a link to a shard must be made. Raises OutputError if its name is taken."""
         target = self._place.path / shard.name
         if os.path.realpath(shard.path) == os.path.realpath(target):
             return False
@@ -666,11 +666,11 @@ class _Commit:
 
 
 def _part(journal: Journal, number: int) -> Path:
-    return journal.folder / f"{_RUN}-{number}.part"  # not that of a worker which outlived another run
+    return journal.folder / f"{_RUN}-{number}.part"  # never the part of a worker that outlived another run
 
 
 def _index_names(split: str, others: int) -> list[str]:
-    """Names that the index of a split may have."""
+    """Possible names for the index of a split."""
     return [f"{split}.index", *(f"{split}.index-{number}" for number in range(2, others + 2))]
 
 
@@ -679,31 +679,31 @@ def _shards_of(info: DatasetInfo | None) -> list[ShardInfo]:
 
 
 def _label_offset(found: FoundShards, given: int | None) -> int:
-    """What is subtracted from labels: as given, as the shards say, or as the set does that they belong to."""
+    """The offset to subtract from labels: as given, or as stated by the shards, or by the set that they belong to."""
     stated = {shard.spec.label_offset: shard.path for shard in found.shards if shard.spec}
     for offset, path in stated.items():
         if given is not None and offset != given:
             raise FormatError(f"{path}: states that its labels start at {offset}; leave out label_offset={given}")
     if len(stated) > 1:
         (first, path), (second, other), *_ = stated.items()
-        raise FormatError(f"{path} has labels with the offset {first}, {other} with {second}; index them apart")
+        raise FormatError(f"{path} has labels with the offset {first}, {other} with {second}; index them separately")
     if given is not None:
         return given
     return next(iter(stated), found.known.label_offset if found.known else 0)
 
 
 def _samples_of(index: Path) -> int:
-    """The samples of an index without a dataset.json; 0 where there is none that can be read."""
+    """The number of samples of an index without a dataset.json; 0 if there is no readable one."""
     try:
         return len(np.load(index / "label.npy", mmap_mode="r", allow_pickle=False))
     except (OSError, ValueError, TypeError, EOFError, SyntaxError):
         return 0
 
 
-# --- which shards a set is made of, and what a change would lose of the set that exists ------------------------------
+# --- finding the shards of a set, and what a change would lose of the existing set ----------------------------------
 @dataclass(frozen=True, eq=False)
 class FoundShard:
-    """A file, its path in the set (its own inside the set, else the name of its link), and what it says of the set."""
+    """A file, its path in the set (its path inside the set, else the name of its link), and its facts about the set."""
 
     path: Path
     name: str
@@ -713,10 +713,10 @@ class FoundShard:
 
 @dataclass(frozen=True)
 class FoundShards:
-    """The shards in the order of the new set, and the directory of that.
+    """The shards in the order of the new set, and the directory of the new set.
 
     there: the set that is in `out` now.
-    origin: the set that the shards belong to, in `out` or in the folder of a shard; it knows what they do not say.
+    origin: the set that the shards belong to, in `out` or in the folder of a shard; it has facts that shards lack.
     """
 
     out: Path
@@ -727,7 +727,7 @@ class FoundShards:
 
     @cached_property
     def splits(self) -> dict[str, list[FoundShard]]:
-        """The shards by split, the splits in the order of the set they come from."""
+        """The shards by split, with splits in the order of the original set."""
         names = [shard.split for shard in self.shards]
         info = self.known
         order = dict.fromkeys([*(name for name in (info.splits if info else ()) if name in names), *names])
@@ -744,9 +744,9 @@ class FoundShards:
         return [shard for shard in self.shards if self.origin and not self.origin.has(shard.path)]
 
     def missing(self) -> tuple[int, list[str]]:
-        """How many shards are missing according to those that are there, and some of their names.
+        """The number of missing shards, as far as the names of the others show, and some of the missing names.
 
-        None where a set knows its shards: see `losses`.
+        0 if a set lists its shards; see `losses`.
         """
         if self.known:
             return 0, []
@@ -759,7 +759,7 @@ class FoundShards:
 
 
 def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, image_key: str | None) -> FoundShards:
-    """Find the shards in files and directories. Raises SourceError, FormatError, OutputError (two of one name)."""
+    """Find the shards in files and directories. Raises SourceError, FormatError, OutputError (duplicate names)."""
     files = list(dict.fromkeys(Path(os.path.abspath(path)) for path in _files(paths)))
     if not files:
         raise SourceError(
@@ -824,7 +824,7 @@ def _common_folder(asked: Sequence[Path], files: Sequence[Path]) -> Path:
 
 
 def _spec(format_name: str, path: Path, origin: ExistingSet | None) -> ShardSpec | None:
-    """What a shard says of its set; None where that is damaged, if the dataset.json of the set knows it too."""
+    """A shard's facts about its set; None if they are damaged but the dataset.json of the set has them, too."""
     try:
         return format_named(format_name).describe(path)
     except FormatError:
@@ -843,11 +843,11 @@ def _split_of(path: Path, origin: ExistingSet | None, spec: ShardSpec | None, ow
 
 
 def _own_split(path: Path, container: Format, options: LocateOptions) -> str:
-    """The split that a file names for its samples, "" for none."""
+    """The split that a file states for its samples; "" if none."""
     first, *others = container.splits(path, options) or ("",)
     if others:
         raise NotFlatError(
-            f"{path}: holds the splits {', '.join((first, *others))}, and an indexed shard is in one; run  "
+            f"{path}: has the splits {', '.join((first, *others))}, but an indexed shard belongs to one; run  "
             f"packer convert {quoted(path)} --to hdf5|tfrecord|tar"
         )
     return first
@@ -864,7 +864,7 @@ def _path_in_set(path: Path, out: Path) -> str:
 
 
 def _check_names(shards: Sequence[FoundShard]) -> None:
-    """Raise OutputError where two links would have one name."""
+    """Raise OutputError if two links would have the same name."""
     by_name: dict[str, Path] = {}
     for shard in shards:
         other = by_name.setdefault(shard.name, shard.path)
@@ -877,7 +877,7 @@ def _check_names(shards: Sequence[FoundShard]) -> None:
 
 @dataclass(frozen=True)
 class ExistingSet:
-    """A directory with a dataset.json. info: None where that cannot be read, for the reason in `fault`."""
+    """A directory with a dataset.json. info: None if it cannot be read, for the reason in `fault`."""
 
     root: Path
     info: DatasetInfo | None
@@ -895,7 +895,7 @@ class ExistingSet:
 
 
 def _find_set(root: Path) -> ExistingSet | None:
-    """The set in a directory; None where there is no dataset.json."""
+    """The set in a directory; None if there is no dataset.json."""
     if not os.path.lexists(root / DATASET_FILE):
         return None
     try:
@@ -905,9 +905,9 @@ def _find_set(root: Path) -> ExistingSet | None:
 
 
 def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
-    """What `old` has and `new`, in the same directory, does not have, in words.
+    """A description of everything that `old` has and `new`, in the same directory, does not.
 
-    Shards are compared by path. One whose bytes differ is a loss too: without its old checksums damage could not be
+    Shards are compared by path. A shard with other bytes counts as lost: without its old checksums, damage could not be
     distinguished from a change.
     """
     now = {shard.path: shard for split in new.splits.values() for shard in split.shards}

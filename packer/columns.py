@@ -1,4 +1,4 @@
-"""The index of a split: its columns while a shard is made, the file of each shard's columns, and the folder of all.
+"""The index of a split: its columns while a shard is made, the part file of each shard, and the index folder.
 
 part     <shard>.part      NumPy .npz (no pickle): the columns of `readers.table` for the samples of one shard,
                            except `shard`; and `meta`, the facts of the shard as UTF-8 JSON
@@ -58,7 +58,7 @@ _NO_HEADER = ImageHeader("", 0, 0, 0, 0, 1)
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A file that is not in the set: its name within the split, why, and what was done (skipped, quarantined)."""
+    """A file that is not in the set: its name within the split, the reason, and the action (skipped, quarantined)."""
 
     name: str
     reason: str
@@ -69,17 +69,17 @@ class LeftOut:
 class PartMeta:
     """The facts of one finished shard.
 
-    remarks: for each kind of remark in `packer.conversion.images`, how many images it is about and the first's name.
-    plan: fingerprint of the plan that the shard is of, so that a part which comes late is not taken for one of another.
+    remarks: for each kind of remark in `packer.conversion.images`, the number of images and the name of the first.
+    plan: fingerprint of the shard's plan, so that a late part of another plan is not mistaken for one of this plan.
     targets: dtype and shape of each field of this kind, as text.
-    not_chosen: samples that `where` does not choose, of those that have to be read for it.
-    asked: columns of a table that `where` looks at; seen: those that the samples have, and others of them.
+    not_chosen: number of samples that had to be read to evaluate `where` and do not match it.
+    asked: table columns that `where` uses; seen: columns that the samples have, those and others.
 
     Of adopted shards only (a shard that packer writes has the fields of its set):
-    fields: those that any sample has.
+    fields: those of any sample.
     unreadable: images without a readable header.
     class_names: label -> name.
-    class_conflict: a label with two names, "" for none.
+    class_conflict: a label with two names; "" if none.
     max_label: the highest label.
     """
 
@@ -112,18 +112,18 @@ class PartMeta:
 
 
 class PartColumns(Protocol):
-    """Columns of some samples of an index, by name; a string column is two, its blob and its offsets."""
+    """Columns of some samples of an index, by name; a string column consists of two, its blob and its offsets."""
 
     def __contains__(self, name: str) -> bool: ...
     def __getitem__(self, name: str) -> npt.NDArray[Any]: ...
 
 
 class ShardColumns:
-    """Collects the index columns of one shard, sample by sample, in about 100 bytes of memory for each."""
+    """Collects the index columns of one shard, sample by sample, in about 100 bytes of memory per sample."""
 
     def __init__(self, fields: Iterable[str]) -> None:
         self._numbers = {name: array(np.dtype(COLUMNS[name]).char) for name in ("label", *HEADER_COLUMNS)}
-        # Not in the columns yet, which many rows at a time make quick: label, header, key, names.
+        # Buffered, since columns grow faster by many rows at a time: label, header, key, names.
         self._rows: list[tuple[int, ImageHeader | None, str, tuple[str, ...]]] = []
         self._keys = _StringColumn()
         self._names: dict[str, _StringColumn] = {}
@@ -134,12 +134,12 @@ class ShardColumns:
         return len(self._keys.offsets) - 1 + len(self._rows)
 
     def add_field(self, name: str) -> None:
-        """Add a field, which no sample so far has."""
+        """Add a field that no sample has so far."""
         self._extend()
         self._names[name] = _StringColumn(len(self))
 
     def add(self, sample: PackedSample) -> None:
-        """Add a sample, whose payloads are ignored; its names are in the order of the fields."""
+        """Add a sample, ignoring its payloads; its names are in the order of the fields."""
         self._rows.append((sample.label, sample.header, sample.key, sample.names))
         if len(self._rows) >= _BLOCK_ROWS:
             self._extend()
@@ -172,7 +172,7 @@ class ShardColumns:
 
 
 class _StringColumn:
-    """A blob of UTF-8 and its offsets, which begin with `count` empty strings. Lone surrogates are an error."""
+    """A blob of UTF-8 and its offsets, starting with `count` empty strings. Lone surrogates are an error."""
 
     __slots__ = ("blob", "offsets")
 
@@ -186,13 +186,13 @@ class _StringColumn:
 
 
 def header_values(header: ImageHeader | None) -> tuple[int, ...]:
-    """An image's HEADER_COLUMNS; None: no image, or one whose header cannot be read."""
+    """The HEADER_COLUMNS of an image; None: no image, or one with an unreadable header."""
     header = header or _NO_HEADER
     return (*header[1:], _MEDIA_CODE[header[0]])
 
 
 def save_part(path: Path, arrays: Mapping[str, npt.NDArray[Any]], meta: PartMeta) -> None:
-    """Write a part: it appears whole."""
+    """Write a part atomically."""
     memory = io.BytesIO()
     columns: dict[str, Any] = {**arrays, "meta": np.frombuffer(meta.to_json().encode(), np.uint8)}
     np.savez(memory, **columns)
@@ -202,20 +202,20 @@ def save_part(path: Path, arrays: Mapping[str, npt.NDArray[Any]], meta: PartMeta
 
 @contextmanager
 def load_part(path: Path) -> Iterator[Any]:
-    """An open part: a mapping from names to columns, each read when it is asked for. Raises DatasetError."""
+    """Open a part: a mapping from names to columns, each read on access. Raises DatasetError."""
     with ExitStack() as opened:
         try:
             file = opened.enter_context(open_regular(path))
             part = np.load(file, allow_pickle=False)
         except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-            raise DatasetError(f"{path}: not the part of an index it should be: {error}") from error
+            raise DatasetError(f"{path}: not a valid part of an index: {error}") from error
         if not isinstance(part, np.lib.npyio.NpzFile):
-            raise DatasetError(f"{path}: not the part of an index it should be: a single array")
+            raise DatasetError(f"{path}: not a valid part of an index: a single array")
         yield opened.enter_context(part)
 
 
 def load_meta(path: Path) -> PartMeta:
-    """The facts of the shard a part belongs to. Raises DatasetError."""
+    """The facts of the shard of a part. Raises DatasetError."""
     with load_part(path) as part:
         try:
             return PartMeta.from_json(part["meta"].tobytes().decode())
@@ -234,15 +234,15 @@ def write_index(
     separate: Sequence[str] = (),
     numbers: Sequence[int] | None = None,
 ) -> dict[str, ColumnFile]:
-    """Write every column of `readers.table` to the folder `name` in `place`, durably; an index there is replaced.
+    """Write every column of `readers.table` to the folder `name` in `place`, durably, replacing an index of that name.
 
-    parts: in order, the part of one shard, or columns from elsewhere, which name their shards themselves.
-    samples: how many each of them has.
-    scratch: a folder of the same filesystem, where the index is made.
+    parts: in order, the part of one shard each, or columns from elsewhere, which contain their shard numbers.
+    samples: number of samples of each part.
+    scratch: a folder on the same filesystem, in which the index is made.
     separate: the fields that have separate shards.
-    numbers: the shard of each part; by default they count from 0.
+    numbers: the shard number of each part; by default 0, 1, ….
 
-    Returns size and CRC32C of every file. Raises OutputError where other files are in the way.
+    Returns size and CRC32C of every file. Raises OutputError if other files are in the way.
     """
     temporary = f"{name}.tmp"
     scratch.remove_tree(temporary)
@@ -260,13 +260,13 @@ def write_index(
         again = column_files(folder.path, (name for name, file in written.items() if file is None))
         columns = {name: file or again[name] for name, file in sorted(written.items())}
     if not remove_index(place, name):
-        raise OutputError(f"{place.path / name}: holds other things than an index and is in the way; move it elsewhere")
+        raise OutputError(f"{place.path / name}: has other files than an index, and is in the way; move it elsewhere")
     scratch.rename(temporary, name, place)
     return columns
 
 
 class _ColumnWriter:
-    """A .npy file of one dimension, written from front to back and checksummed on the way."""
+    """Writes a one-dimensional .npy file from front to back, and computes its checksum."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file, self._dtype, self._length = file, np.dtype("|u1"), -1
@@ -274,14 +274,14 @@ class _ColumnWriter:
         self.bytes = 0  # without the header
 
     def begin(self, dtype: str, length: int = -1) -> None:
-        """length: how many items it will have, -1 where that is not known."""
+        """length: the final number of items, -1 if unknown."""
         self._dtype, self._length = np.dtype(dtype), length
         header = io.BytesIO()
         write_npy_header(header, dtype, max(0, length))
         self._write(header.getbuffer())
 
     def write(self, items: npt.NDArray[Any]) -> None:
-        """Append items of the type of this column."""
+        """Append items of the column's dtype."""
         data = np.ascontiguousarray(items, self._dtype).data.cast("B")
         self.bytes += len(data)
         self._write(data)
@@ -293,7 +293,7 @@ class _ColumnWriter:
             self._sha.update(data)
 
     def finish(self) -> ColumnFile | None:
-        """Have the file on the disk; None where its header has just been written, so that it must be read again."""
+        """Flush the file to the disk; None if its header was written last, so that it must be read again."""
         if self._length < 0:
             self._file.seek(0)
             write_npy_header(self._file, self._dtype.str, self.bytes // self._dtype.itemsize)
@@ -309,7 +309,7 @@ def _write_columns(
     fields: Sequence[str],
     separate: Sequence[str],
 ) -> None:
-    """parts: each with its samples and the number of its shard."""
+    """parts: each with its number of samples and its shard number."""
     total = sum(samples for _, samples, _ in parts)
     fixed = COLUMNS | {f"{name}.{column}": dtype for name in fields for column, dtype in FIELD_COLUMNS.items()}
     fixed |= {f"{name}.shard": COLUMNS["shard"] for name in separate}
@@ -325,7 +325,7 @@ def _write_columns(
             for name, dtype in fixed.items():
                 if name in part:
                     column = part[name]
-                else:  # the number of the shard, or a field that no sample of this shard has
+                else:  # the shard number, or a field that no sample of this shard has
                     is_shard = name == "shard" or name.endswith(".shard")
                     value = number if is_shard else ABSENT if name.endswith(".offset") else 0
                     column = np.full(count, value, dtype)
@@ -338,14 +338,14 @@ def _write_columns(
 
 
 def write_npy_header(file: BinaryIO, dtype: str, length: int) -> None:
-    """The header of a .npy file, which has the same size for any length."""
+    """Write the header of a .npy file; its size is the same for any length."""
     descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
     content = {"descr": descr, "fortran_order": False, "shape": (length,)}
     np.lib.format.write_array_header_1_0(file, content)
 
 
 def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
-    """Size and checksums of the files of an index, by name. Raises FormatError for one that is missing or no file."""
+    """Size and checksum of the files of an index, by name. Raises FormatError if one is missing or not a file."""
     columns = {}
     for name in sorted(names):
         with Window(folder / name) as window:
@@ -354,9 +354,9 @@ def column_files(folder: Path, names: Iterable[str]) -> dict[str, ColumnFile]:
 
 
 def remove_index(place: Folder, name: str) -> bool:
-    """Remove the columns in the folder `name`, and the folder; False where it holds anything else, which stays.
+    """Remove the columns in the folder `name`, and the folder; False, without changes, if it has any other file.
 
-    Raises PathError where it is not a folder.
+    Raises PathError if it is not a folder.
     """
     if not place.kind(name):
         return True
@@ -368,7 +368,7 @@ def remove_index(place: Folder, name: str) -> bool:
 
 
 def is_index(place: Folder, name: str) -> bool:
-    """Whether `remove_index` would remove all of it. Raises PathError where it is not a folder."""
+    """Whether `remove_index` would remove the whole folder. Raises PathError if it is not a folder."""
     if not place.kind(name):
         return True
     with place.folder(name) as folder:
@@ -380,13 +380,13 @@ def _is_column(folder: Folder, name: str) -> bool:
 
 
 def check_columns(root: Path, split: SplitInfo) -> None:
-    """Raise DatasetError where a file of a split's index is not what dataset.json says. Sets without checksums pass."""
+    """Raise DatasetError if a file of a split's index does not match dataset.json. Sets without checksums pass."""
     for name, what in damaged_columns(root, split):
         raise DatasetError(f"{root / split.index / name}: {what}; rebuild it with  packer index {quoted(root)}")
 
 
 def damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong with it) of those that differ from dataset.json."""
+    """(file, what is wrong with it) for files that differ from dataset.json."""
     for name, known in split.columns.items():
         path = root / split.index / name
         try:

@@ -1,16 +1,16 @@
-"""What a set has for those without packer: README.md, SHA256SUMS and classes.txt. Readers of the set need none of them.
+"""Files of a set for users without packer: README.md, SHA256SUMS and classes.txt. packer's readers need none of them.
 
-    README.md     what the set is, and how to read it with other libraries (`readme`). packer's part is between
-                  two comments; what people write before and behind it stays
+    README.md     what the set is, and how to read it with other libraries (`readme`). packer's part is between two
+                  comments; text that users write before and after it is kept
     SHA256SUMS    for  sha256sum -c : of every shard, every file of an index, dataset.json and classes.txt
-    classes.txt   the names of the classes, one a line, that of label 0 first
+    classes.txt   the class names, one per line, in the order of the labels
 
-All three follow from dataset.json, which has the SHA-256 of each shard and column, so no shard is read to write them
-again. dataset.json is the commit point. Where there is none, these files are written before it. Where one is replaced,
-SHA256SUMS is removed before and written last, and so are names that change: neither ever speaks of another state of the
-set. A command that is killed between leaves the rest to the next one.
+All three follow from dataset.json, which has the SHA-256 of each shard and column, so no shard is read to rewrite them.
+dataset.json is the commit point. In a new set these files are written before it. When dataset.json is replaced,
+SHA256SUMS, and classes.txt if the classes change, are removed before and written last, so neither ever describes
+another state of the set. If a command is killed in between, the next one finishes the work.
 
-dataset.json lists them ("documents"). A file of such a name that packer did not write is left alone, and not listed.
+dataset.json lists them ("documents"). A file of the same name that packer did not write is left alone, and not listed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ __all__ = [
 _BEGIN = b"<!-- packer begin: this part is written again when the set changes; what is before and behind it stays -->\n"
 _END = b"<!-- packer end -->\n"
 _MAX_README_BYTES = 16 << 20
-_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # of str.splitlines
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # those of str.splitlines
 _ESCAPES = {ord(end): ascii(end)[1:-1] for end in _LINE_ENDS} | {ord("\\"): "\\\\", 0: "\\x00"}
 
 
@@ -64,8 +64,8 @@ def write_dataset_info(
 ) -> DatasetInfo:
     """Write dataset.json into `place`, which makes it a set, and the documents; returns what was written.
 
-    scratch: a folder of the same file system for temporary files.
-    note: is called where a set was changed and its documents cannot be written; without, that is an error.
+    scratch: a folder on the same filesystem for temporary files.
+    note: called if a set was changed but its documents cannot be written; without it, that is an error.
     """
     new = replace(info, documents=tuple(name for name in _names_of(info) if _is_ours(place, name, info)))
     text = new.to_json().encode("utf-8")
@@ -80,7 +80,7 @@ def write_dataset_info(
             if note is None:
                 raise
             note(
-                f"warning: the set was changed, but {error}; make room, and  "
+                f"warning: the set was changed, but {error}; free space, and  "
                 f"packer prune {quoted(place.path)}  writes it"
             )
     else:
@@ -90,7 +90,7 @@ def write_dataset_info(
 
 
 def repair_documents(place: Folder, *, scratch: Folder) -> None:
-    """Write what a killed command has not: the documents that dataset.json lists, where they are not as they should be.
+    """Finish the work of a killed command: write the listed documents that are missing or not up to date.
 
     Raises DatasetError.
     """
@@ -100,7 +100,7 @@ def repair_documents(place: Folder, *, scratch: Folder) -> None:
 
 
 def remove_documents(place: Folder, names: Iterable[str]) -> None:
-    """Remove these documents of a set that is about to go, but for what people have added to its README."""
+    """Remove these documents of a set that is about to be removed, except what users have added to its README."""
     for name in names:
         _remove(place, name)
 
@@ -111,18 +111,18 @@ def has_checksums(info: DatasetInfo) -> bool:
 
 
 def class_lines(classes: tuple[str, ...]) -> bytes:
-    r"""The content of classes.txt. Backslashes, what ends a line and other control characters are escaped as in Python
-    ("\\", "\n", "\x1b"), so that there are as many lines as classes, and a terminal shows them as they are."""
+    r"""The content of classes.txt. Backslashes, line separators and other control characters are escaped as in Python
+    ("\\", "\n", "\x1b"), so that there is one line per class, and a terminal shows it literally."""
     return "".join(f"{printable(name.translate(_ESCAPES))}\n" for name in classes).encode("utf-8", "backslashreplace")
 
 
 def differences(
     read: Callable[[str], bytes | None], text: bytes, info: DatasetInfo, title: object
 ) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong) where SHA256SUMS and classes.txt of a set are there and say otherwise than dataset.json.
+    """(file, what is wrong) for SHA256SUMS and classes.txt of a set, if they exist and disagree with dataset.json.
 
-    read: the content of a file of the set, None where there is none; it may raise OSError.
-    text: that of dataset.json, read as `info`. title: of the set.
+    read: returns the content of a file of the set, None if it does not exist; may raise OSError.
+    text: the text of dataset.json, read as `info`. title: of the set.
     """
     for name in (name for name in (CLASSES_FILE, SUMS_FILE) if name in info.documents):
         try:
@@ -146,7 +146,7 @@ def differences(
 
 
 def read_document(root: Path, name: str) -> bytes | None:
-    """The content of a file of a set in a directory, None where there is none. Raises OSError."""
+    """The content of a file of a set in a directory, None if it does not exist. Raises OSError."""
     try:
         return read_regular(root / name, MAX_JSON_BYTES)
     except FileNotFoundError:
@@ -157,15 +157,15 @@ def _advice(title: object) -> str:
     return f"was a file changed by hand, or a command killed?  packer prune {quoted(title)}  writes SHA256SUMS again"
 
 
-# --- which, and whose -----------------------------------------------------------------------------------------------
+# --- names and ownership of documents -------------------------------------------------------------------------------
 def _names_of(info: DatasetInfo) -> list[str]:
-    """In the order in which they are written: SHA256SUMS last."""
+    """The documents in the order in which they are written: SHA256SUMS last."""
     names = {README_FILE: True, CLASSES_FILE: bool(info.classes), SUMS_FILE: has_checksums(info)}
     return [name for name, is_wanted in names.items() if is_wanted]
 
 
 def _is_ours(place: Folder, name: str, info: DatasetInfo) -> bool:
-    """Whether packer may write a file of this name: there is none, or it is packer's (of a killed run, too)."""
+    """Whether packer may write a file of this name: it does not exist, or packer wrote it (also in a killed run)."""
     kind = place.kind(name)
     if not kind:
         return True
@@ -183,12 +183,12 @@ def _is_ours(place: Folder, name: str, info: DatasetInfo) -> bool:
 
 
 def _is_current(place: Folder, name: str, info: DatasetInfo) -> bool:
-    """Whether classes.txt, if that is the name, has the classes of `info`."""
+    """Whether classes.txt, if it is the document, has the classes of `info`."""
     return name in _names_of(info) and _is_ours(place, name, replace(info, documents=()))
 
 
 def _around(found: bytes) -> tuple[bytes, bytes] | None:
-    """What is before and behind packer's part of a README; None where it has no such part."""
+    """The text before and after packer's part of a README; None if it has no such part."""
     before, begin, rest = found.partition(_BEGIN)
     _, end, behind = rest.partition(_END)
     return (before, behind) if begin and end else None
@@ -212,7 +212,7 @@ def _sums(info: DatasetInfo, text: bytes) -> dict[str, str]:
 
 
 def _sums_text(sums: Mapping[str, str]) -> bytes:
-    """As sha256sum of GNU coreutils writes it: names with a backslash or a line feed are escaped, and marked."""
+    """The format of sha256sum of GNU coreutils: names with a backslash or a line feed are escaped and marked."""
     lines = []
     for path, digest in sums.items():
         escaped = path.replace("\\", "\\\\").replace("\n", "\\n")
@@ -221,7 +221,7 @@ def _sums_text(sums: Mapping[str, str]) -> bytes:
 
 
 def _parse_sums(found: bytes) -> dict[str, str]:
-    """SHA-256 by path, of the lines that can be read."""
+    """SHA-256 by path, from the readable lines."""
     sums = {}
     for line in found.decode("utf-8", "replace").split("\n"):
         digest, _, path = line.partition("  ")
@@ -233,7 +233,7 @@ def _parse_sums(found: bytes) -> dict[str, str]:
 
 
 def _write(place: Folder, info: DatasetInfo, text: bytes, scratch: Folder) -> None:
-    """Write the documents that are not as they should be, SHA256SUMS last."""
+    """Write the documents that are missing or not up to date, SHA256SUMS last."""
     is_new = False
     for name in (name for name in _names_of(info) if name in info.documents):
         there = place.read(name, MAX_JSON_BYTES) if place.kind(name) else None
@@ -253,7 +253,7 @@ def _write(place: Folder, info: DatasetInfo, text: bytes, scratch: Folder) -> No
 
 
 def _remove(place: Folder, name: str) -> None:
-    """Remove a document; of a README that people have added to, what packer wrote."""
+    """Remove a document; of a README that users have added to, only packer's part."""
     if place.kind(name) != "file":
         return
     if name == README_FILE:
@@ -261,12 +261,13 @@ def _remove(place: Folder, name: str) -> None:
         if around is None:
             return
         if any(part.strip() for part in around):
-            place.write(name, _BEGIN.join((around[0], _END + around[1])))  # for the next set, if there will be one
+            place.write(name, _BEGIN.join((around[0], _END + around[1])))  # for a later set in the same directory
             return
     place.unlink(name)
 
 
-# --- README.md: it follows from dataset.json alone, so no sample is read to write it again ----------------------------
+# --- README.md: follows from dataset.json alone, so no sample is read to rewrite it
+# -------------------------------------
 _KINDS = {
     "image": "an encoded image (JPEG, PNG, …)",
     "mask": "a PNG or the like, one channel: numbers of classes or instances",
@@ -284,7 +285,7 @@ _WHERE = {
     "tar": "member `KEY.{name}.SUFFIX`",
     "tfrecord": "feature `{name}/encoded`",
 }
-_WHERE_FIRST = {"tar": "member `KEY.jpg`, `KEY.png`, … by what it is", "tfrecord": "feature `image/encoded`"}
+_WHERE_FIRST = {"tar": "member `KEY.jpg`, `KEY.png`, …, by the image's codec", "tfrecord": "feature `image/encoded`"}
 _WHERE_JSON = {"tar": "member `KEY.json`", "tfrecord": "feature `json`"}
 _IMPORTS = "import json\nfrom pathlib import Path\n\n"
 _CONTENT = f'json.loads(Path("{DATASET_FILE}").read_text(encoding="utf-8"))'
@@ -293,18 +294,18 @@ _RUN = re.compile("`+")
 
 
 def readme(info: DatasetInfo) -> str:
-    """The text, in Markdown."""
+    """The text of README.md, in Markdown."""
     parts = [_head(info), _splits(info), _fields(info), _labels(info), _changed(info), _check(info), *_examples(info)]
     return "\n".join(part for part in parts if part)
 
 
 def _is_packed(info: DatasetInfo) -> bool:
-    """Whether packer wrote the shards, so that it is known what they call things."""
+    """Whether packer wrote the shards, so that the names in them are known."""
     return "by" in info.made and info.adopted == AdoptedKeys()
 
 
 def _text(text: str) -> str:
-    """A literal of Python."""
+    """The text as a literal of Python."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -336,7 +337,7 @@ def _fields(info: DatasetInfo) -> str:
             where = f"data set `{name}`, [samples, height, width, 3]"
         where = where or _WHERE.get(info.format, "").format(name=name)
         known = where if _is_packed(info) else ""
-        own = " (in shards of its own)" if name in info.separate else ""
+        own = " (in separate shards)" if name in info.separate else ""
         rows.append((_cell(name), _KINDS[kind], f"{known}{own}"))
     return _table(rows)
 
@@ -347,7 +348,7 @@ def _labels(info: DatasetInfo) -> str:
     offset = f" The shards store label + {info.label_offset}." if info.label_offset else ""
     return (
         f"Labels are numbers from 0; line 1 of {CLASSES_FILE} is the name of label 0, and there are "
-        f"{plural(len(info.classes), 'class')}.{offset} A backslash there begins an escape of Python's, as \\n.\n"
+        f"{plural(len(info.classes), 'class')}.{offset} A backslash there begins an escape of Python, such as \\n.\n"
     )
 
 
@@ -356,8 +357,8 @@ def _changed(info: DatasetInfo) -> str:
     if not said:
         return ""
     return (
-        f"**This set was changed after it was packed: {'; '.join(said)}.** Who reads the shards themselves sees what "
-        f"was packed. The index (below) is right; `packer reshard` makes shards that agree with it.\n"
+        f"**This set was changed after it was packed: {'; '.join(said)}.** The shards themselves contain the original "
+        f"state. The index (below) is right; `packer reshard` makes shards that agree with it.\n"
     )
 
 
@@ -365,13 +366,13 @@ def _check(info: DatasetInfo) -> str:
     if SUMS_FILE not in info.documents:
         return ""
     return (
-        f"## Is it whole?\n\n```bash\nsha256sum --check --quiet {SUMS_FILE}\n```\n\n"
-        f"Of a part of the files: `--ignore-missing`. `packer verify .` also compares every sample with the index.\n"
+        f"## Is it intact?\n\n```bash\nsha256sum --check --quiet {SUMS_FILE}\n```\n\n"
+        f"For part of the files: `--ignore-missing`. `packer verify .` also compares every sample with the index.\n"
     )
 
 
 def _examples(info: DatasetInfo) -> Iterator[str]:
-    """Code that reads the set, by the templates in packer/readme."""
+    """Code that reads the set, from the templates in packer/readme."""
     names = ["packer"]
     values = {"split": _text("train"), "what": 'len(sample.fields["image"])'}
     if "image" not in info.fields:
@@ -410,12 +411,12 @@ def _examples(info: DatasetInfo) -> Iterator[str]:
 
 
 def _imports(*splits: SplitInfo) -> str:
-    """What `_shards` needs."""
+    """The imports for `_shards`."""
     return _IMPORTS if any(len(split.shards) > _MOST_SHARDS for split in splits) else ""
 
 
 def _shards(info: DatasetInfo, split: SplitInfo) -> str:
-    """An expression for the paths of a split's shards; where there are many, it reads dataset.json."""
+    """An expression for the paths of a split's shards; if there are many, it reads dataset.json."""
     if not _imports(split):
         return "[" + ", ".join(_text(shard.path) for shard in split.shards) + "]"
     name = next(name for name, part in info.splits.items() if part is split)
@@ -424,18 +425,18 @@ def _shards(info: DatasetInfo, split: SplitInfo) -> str:
 
 # --- Markdown -------------------------------------------------------------------------------------------------------
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """rows: of cells; the first row has the names of the columns."""
+    """rows: lists of cells; the first row is the header."""
     head, *rest = (f"| {' | '.join(row)} |\n" for row in rows)
     return "".join([head, f"|{'---|' * len(rows[0])}\n", *rest])
 
 
 def _fence(text: str) -> str:
-    """Backticks that `text` has not as many of in a row."""
+    """A fence with more backticks than any run of them in `text`."""
     return "`" * max(3, 1 + max((len(run) for run in _RUN.findall(text)), default=0))
 
 
 def _code(text: str) -> str:
-    """Text from elsewhere as code, on one line."""
+    """Foreign text as code, on one line."""
     text = json.dumps(text[:_MOST_SOURCE], ensure_ascii=False)[1:-1]
     text = "".join(c if c.isprintable() else " " for c in text)
     return f"{_fence(text)} {text} {_fence(text)}" if "`" in text else f"`{text}`"

@@ -1,4 +1,4 @@
-"""`packer.export_index`: the index files that other libraries read with shards; the shards stay as they are.
+"""`packer.export_index`: index files for other libraries; the shards are not changed.
 
     dali          tar        <shard>.idx       "v1.2 <samples>", then one line a sample: <ext> <offset> <bytes> <name> …
     rocal         tar        <shard>.idx       the same as "v1.0 <samples>": rocAL reads names in no other version
@@ -8,7 +8,7 @@
 
 Sources: `tools/wds2idx.py` and `webdataset_loader.cc` of DALI; `webdataset_source_reader.cpp` of rocAL; `tfrecord2idx`
 of DALI and of the tfrecord package; `wids_specs.py` of webdataset. Offsets and names are read from the shards
-themselves, so that an index agrees with its file. None of these libraries reads HDF5 shards by an index.
+themselves, so that an index agrees with its file. None of these libraries reads HDF5 shards with an index.
 """
 
 from __future__ import annotations
@@ -64,10 +64,10 @@ def export_index(
 
     path: the set.
     target: the library: "dali", "rocal", "tfrecord" or "wids".
-    output: the directory of the files, under the names of the shards; default that of the set.
-    split: only this one.
+    output: the directory for the files, which are named after the shards; default the set.
+    split: only this split.
 
-    Each file appears whole or not at all, and replaces a file of the same name. Raises FormatError if the target has no
+    Each file is written atomically, replacing a file of the same name. Raises FormatError if the target has no
     reader for this format or cannot represent a name, StaleIndexError for a shard that was replaced since it was
     indexed, DatasetError, UnknownNameError, OutputError.
     """
@@ -79,11 +79,11 @@ def export_index(
     suffix = container.exports.get(target)
     if suffix is None:
         instead = container.unindexed.get(target) or _INSTEAD[target].format(path=quoted(root))
-        raise FormatError(f"{root}: {target} has no reader of {info.format} shards that takes an index file; {instead}")
+        raise FormatError(f"{root}: {target} has no reader for {info.format} shards with an index file; {instead}")
     if info.edited or info.separate:
         raise FormatError(
-            f"{root}: its shards hold other samples or labels than its index, and {target} would read the shards; pack "
-            f"it again with  packer reshard {quoted(root)} -o DIR  and export the index of that"
+            f"{root}: its shards have other samples or labels than its index, and {target} would read the shards; pack "
+            f"it again with  packer reshard {quoted(root)} -o DIR  and export the index of that set"
         )
     chosen = dict([info.split(split, root)]) if split is not None else dict(info.splits)
     folder = local_output(output) if output is not None else root
@@ -117,7 +117,7 @@ def _export_shards(
 
 
 def _index_names(root: Path, suffix: str, shards: list[str]) -> list[str]:
-    """The name of each shard with another suffix. Raises FormatError where two names are the same."""
+    """The name of each shard with another suffix. Raises FormatError if two names are the same."""
     names = []
     for shard in shards:
         ending = next((known for known in REGISTRY.suffixes() if shard.endswith(known)), "")
@@ -139,12 +139,13 @@ def _shard_lines(root: Path, container: Format, target: str, shard: ShardInfo) -
             yield line
     if samples != shard.samples:
         raise StaleIndexError(
-            f"{window.path}: holds {samples} samples, {shard.samples} were indexed; adopt it again with  packer index"
+            f"{window.path}: has {samples} samples, expected {shard.samples} as indexed; adopt it again with  "
+            f"packer index"
         )
 
 
 def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]:
-    """`url` is relative where the file is in the set, so that both can be moved together, else absolute."""
+    """`url` is relative if the file is in the set, so that both can be moved together, else absolute."""
     for shard in part.shards:
         with Window(root / shard.path) as window:
             _check_size(window, shard)
@@ -164,13 +165,14 @@ def _wids(root: Path, folder: Path, name: str, part: SplitInfo) -> Iterator[str]
 def _check_size(window: Window, shard: ShardInfo) -> None:
     if window.size != shard.bytes:
         raise StaleIndexError(
-            f"{window.path}: {window.size} bytes, {shard.bytes} were indexed; adopt it again with  packer index"
+            f"{window.path}: has {window.size} bytes, expected {shard.bytes} as indexed; adopt it again with  "
+            f"packer index"
         )
 
 
 @output_errors()
 def _write(folder: Path, name: str, lines: Iterator[str]) -> Path:
-    """Write `name` below `folder`, whole or not at all."""
+    """Write `name` below `folder`, atomically."""
     above = name.rpartition("/")[0]
     with Folder(folder, create=True) as top:
         if above:

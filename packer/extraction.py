@@ -1,18 +1,18 @@
-"""`packer.extract`: write the original tree of a set, with its names and bytes.
+"""`packer.extract`: write the original files of a set, with their names and bytes.
 
-Files go to OUT/<split's folder>/<original name>. What was not a file gets a name from its key: `key.json` for a
-json field, `key.jpg` and so on for an image. Where folders do not show the labels, `labels.csv` does (columns path,
-label, class, split), which `packer convert` reads as a manifest. Splits that are extracted one after the other, even
-at the same time, share that file: rows are added to it. A table of another kind is not touched.
+Files go to OUT/<split's folder>/<original name>. Samples that were not files get a name from their key: `key.json` for
+a json field, `key.jpg` and so on for an image. If folders do not show the labels, they go to `labels.csv` (columns
+path, label, class, split), which `packer convert` reads as a manifest. Splits that are extracted one after the other,
+or at the same time, share that file: rows are added to it. A foreign table of that name is not touched.
 
-Samples are written in runs, by workers. That two of them have one name is found before any is written: of the same
-bytes one is written, of others none.
+Workers write the samples in runs. Name collisions are found before any file is written: of files with equal bytes one
+is written; different bytes are an error.
 
 Raw pixels are written as PNG.
 
-Names come from the set and are not trusted: nothing is written outside OUT, through a link, or over another file.
-Files are written in `OUT/.extracting/<random>/` and renamed, so that a killed extraction leaves no partial file under
-a name of the set; what it leaves in that folder, which is then unlocked, the next one removes.
+Names in the set are not trusted: nothing is written outside OUT, through a link, or over another file. Files are
+written to `OUT/.extracting/<random>/` and renamed, so a killed extraction leaves no partial file under a final name;
+the next extraction removes its unlocked folder.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _LABELS_LOCK, _LABELS_LOCK_SECONDS = "labels.lock", 120.0
 
 @dataclass(frozen=True, slots=True)
 class ExtractResult(Result):
-    """The written files and their bytes.
+    """The number of written files and their bytes.
 
     kept: existing files with the same bytes.
-    renamed: files with a shorter name, because the original is too long.
+    renamed: files with a shortened name, because the original is too long.
     """
 
     output: Path
@@ -88,11 +88,11 @@ def extract(
 ) -> ExtractResult:
     """Write the files of a set below `output`.
 
-    split: only this one.
-    keys: shell patterns of the keys to extract; none: all.
-    overwrite: replace existing files of other bytes.
-    workers: processes; default the CPUs this process may use.
-    engine: where files are written, by default processes of this machine; see `packer.open_engine`.
+    split: extract this split only.
+    keys: shell patterns of the keys to extract; empty: all.
+    overwrite: replace existing files with other bytes.
+    workers: number of processes; default the CPUs that this process may use.
+    engine: an executor to write files with, by default local processes; see `packer.open_engine`.
 
     The checksums of the index and of every sample are verified. Raises OutputError (a name leads out of `output`, or a
     file is in the way), UnknownNameError (no key matches), DatasetError (a damaged index) and DamagedSampleError.
@@ -101,7 +101,7 @@ def extract(
     info = read_dataset_info(root)
     names = list(info.splits) if split is None else [info.split(split, root)[0]]
     for name in names:
-        check_columns(root, info.splits[name])  # which holds the file names
+        check_columns(root, info.splits[name])  # they contain the file names
     watcher, crew = watcher or Silent(), Workers(workers, engine)
     with output_errors(), Folder(out, create=True) as place, _working(place) as (shared, own), ExitStack() as opened:
         found = [opened.enter_context(readers.open(root, name, verify=True)) for name in names]
@@ -131,7 +131,7 @@ def extract(
 
 
 def _chosen(reader: readers.Reader, patterns: Sequence[str]) -> Sequence[int]:
-    """The samples whose key matches any of the patterns; all without patterns."""
+    """The samples whose key matches any of the patterns; all samples if there are no patterns."""
     if not patterns:
         return range(len(reader))
     return [i for i, key in enumerate(reader.keys) if any(fnmatch.fnmatchcase(key, pattern) for pattern in patterns)]
@@ -144,7 +144,7 @@ def _runs(samples: Sequence[int]) -> Iterator[Sequence[int]]:
 
 @contextmanager
 def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
-    """The folder of all extractions into `place`, and that of this one in it, locked."""
+    """The folder of all extractions into `place`, and the folder of this one in it, locked."""
     while True:
         try:
             shared = place.folder(_WORK_FOLDER, create=True)
@@ -153,7 +153,7 @@ def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
             own = shared.folder(token, create=True)
             lock = own.lock(_LOCK)
             break
-        except (FileNotFoundError, BusyError):  # another extraction has just swept
+        except (FileNotFoundError, BusyError):  # another extraction has just removed it
             continue
     try:
         yield shared, own
@@ -166,7 +166,7 @@ def _working(place: Folder) -> Iterator[tuple[Folder, Folder]]:
 
 
 def _sweep(shared: Folder) -> None:
-    """Remove what killed extractions left."""
+    """Remove the remains of killed extractions."""
     for name in shared.names():
         is_folder = shared.kind(name) == "folder"
         try:
@@ -180,7 +180,7 @@ def _sweep(shared: Folder) -> None:
 
 
 def _remove(shared: Folder, name: str) -> None:
-    """Remove the folder of one extraction; the lock last, so that no other sweeps it meanwhile."""
+    """Remove the folder of one extraction; the lock last, so that no other process removes it meanwhile."""
     with shared.folder(name) as folder:
         for file in folder.names():
             if folder.kind(file) == "folder":  # of an engine's progress
@@ -192,7 +192,7 @@ def _remove(shared: Folder, name: str) -> None:
 
 
 def _folders_are_classes(root: Path, info: DatasetInfo) -> bool:
-    """Whether the first folder of every labelled file has the name of its class, in all splits."""
+    """Whether the first folder of every labelled file is named after its class, in all splits."""
     for split in info.splits:
         with readers.open(root, split) as reader:
             if not are_class_folders(reader):
@@ -211,16 +211,16 @@ def _files(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]]) -> 
 
 
 def _one_form(name: str) -> str:
-    """A name as that of its file: a//b is a/b."""
+    """The normalised file name: a//b is a/b."""
     return str(PurePosixPath(name)) if "//" in name or "/./" in name or name.startswith("./") else name
 
 
 def _doubles(
     found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path
 ) -> list[frozenset[tuple[int, str]]]:
-    """(sample, field) of files that another one before them is equal to, in name and bytes; by reader.
+    """(sample, field) of files with the name and bytes of an earlier one, for each reader.
 
-    Raises OutputError for two with one name that differ.
+    Raises OutputError for two different files with one name.
     """
     count = sum(
         int((reader.table.field_column(field, "offset")[np.asarray(samples, np.int64)] != ABSENT).sum())
@@ -236,7 +236,7 @@ def _doubles(
             if other != (number, i, member):
                 if found[number].read(i, member) != found[other[0]].read(*other[1:]):
                     raise OutputError(
-                        f"{out / name}: two samples of the set have this name and not the same bytes; extract one "
+                        f"{out / name}: two samples of the set have this name but not the same bytes; extract one "
                         f"split or key at a time, each to a separate output"
                     )
                 doubles[number].add((i, member))
@@ -244,7 +244,7 @@ def _doubles(
 
 
 def _check_labels_name(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path) -> None:
-    """Raise OutputError where the set itself holds a file named labels.csv."""
+    """Raise OutputError if the set contains a file named labels.csv."""
     if any(name == LABELS_FILE for *_, name in _files(found, chosen)):
         raise OutputError(
             f"{out / LABELS_FILE}: is a file of the set itself, so the labels cannot be written; read them with "
@@ -254,9 +254,9 @@ def _check_labels_name(found: Sequence[readers.Reader], chosen: Sequence[Sequenc
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """Samples of one split to write below `out`, by way of the folder `scratch` in it.
+    """Samples of one split to write below `out`, through the folder `scratch` in it.
 
-    doubles: (sample, field) of files that are not written, as another one is.
+    doubles: (sample, field) of files that are not written, because an equal one is.
     """
 
     root: Path
@@ -289,7 +289,7 @@ def extract_samples(task: _Task, counter: Counter) -> _Written:
 
 @dataclass(slots=True)
 class _Written:
-    """What a worker has written, with the rows of its samples for labels.csv."""
+    """The files that a worker has written, with the rows of its samples for labels.csv."""
 
     files: int = 0
     bytes: int = 0
@@ -318,14 +318,14 @@ class _Writing:
                 self.written.labels += [row] if row is not None else []
 
     def _safe(self, name: str) -> RelativePath:
-        """The name as that of a file below the output."""
+        """Check a name as a path below the output."""
         short = shortened(name)
         self.written.renamed += short != name
         try:
             path = RelativePath(short)
         except BadNameError as error:
             raise OutputError(
-                f"the set names the file {name!r:.200}, which leads out of {self._place.path}; nothing is written there"
+                f"the set names the file {name!r:.200}, which leads out of {self._place.path}; it is not written"
             ) from error
         if path.partition("/")[0] == _WORK_FOLDER:
             raise OutputError(
@@ -346,7 +346,7 @@ class _Writing:
         self.written.bytes += len(payload)
 
     def _is_there(self, last: str, name: str, payload: Buffer) -> bool:
-        """Whether the file is there with these bytes. Raises OutputError for what must not be replaced."""
+        """Whether the file exists with these bytes. Raises OutputError for a file that must not be replaced."""
         target = self._place.path / name
         found = self._folder.lstat(last)
         if found is None:
@@ -362,10 +362,10 @@ class _Writing:
 
 
 def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared: Folder, scratch: Folder) -> None:
-    """Add rows to the labels.csv of `place`; a row of the same file in the same split is replaced under `overwrite`.
+    """Add rows to the labels.csv of `place`; with `overwrite` a row of the same file and split is replaced.
 
-    shared: a folder of all extractions, for the lock; scratch: that of this one. Raises OutputError where packer did
-    not write the table, or it gives a file another label.
+    shared: the folder of all extractions, for the lock; scratch: the folder of this one. Raises OutputError if packer
+    did not write the table, or if it gives a file another label.
     """
     with shared.lock(_LABELS_LOCK, _LABELS_LOCK_SECONDS):
         kind = place.kind(LABELS_FILE)
@@ -390,7 +390,7 @@ def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared
 
 
 def _read_labels(place: Folder) -> dict[tuple[str, str], LabelRow]:
-    """The rows of the table, by path and split."""
+    """The rows of labels.csv, by path and split."""
     where = place.path / LABELS_FILE
     if not place.kind(LABELS_FILE):
         return {}

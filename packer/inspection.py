@@ -32,7 +32,7 @@ __all__ = ["InspectResult", "OrderAdvice", "OrderReport", "SplitReport", "compar
 
 _PERCENTILES = (0, 5, 25, 50, 75, 95, 100)
 _EXAMPLES = 5
-# Bytes fetched by a read: a page of a local disk, and a request to a parallel file system or object store.
+# Bytes fetched by one read: a page of a local disk; a request to a parallel filesystem or object store.
 _REQUESTS = (4 << 10, 1 << 20)
 _ARRAYS = 16
 _WINDOWS = (16, 64, 256)
@@ -41,13 +41,13 @@ _PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive"}
 
 @dataclass(frozen=True, slots=True)
 class SplitReport:
-    """One split. Sizes are bytes.
+    """One split. Sizes are in bytes.
 
-    size_percentiles: maps 0, 5, 25, 50, 75, 95 and 100 to bytes of the image field.
+    size_percentiles: the percentiles 0, 5, 25, 50, 75, 95 and 100 of the size of the image field.
     dimensions: percentiles of width and height in pixels.
-    media: images by kind. arrays: of a set of arrays, up to 16 of them by dtype and shape.
-    coding: images by the features that a decoder must know.
-    label_counts: samples by label; unlabelled: samples without one.
+    media: images by codec. arrays: dtype and shape of up to 16 arrays, for a set of arrays.
+    coding: images by features that matter to decoders.
+    label_counts: samples by label; unlabelled: samples without a label.
     """
 
     samples: int
@@ -66,7 +66,7 @@ class SplitReport:
 
 @dataclass(frozen=True, slots=True)
 class InspectResult(Result):
-    """A set. duplicates counts samples whose image has the size and CRC32C of another one; examples name some.
+    """A set. duplicates: samples whose image has the size and CRC32C of another one; examples names some.
 
     edited, separate, history: changes of the set since it was packed; see `readers.layout`.
     retired: remaining indexes and shards of earlier states.
@@ -137,7 +137,7 @@ def _report(reader: readers.Reader) -> SplitReport:
 
 
 def _arrays(reader: readers.Reader) -> dict[str, int]:
-    """How many of some samples, spread over all of them, have an array of each dtype and shape."""
+    """Counts of arrays by dtype and shape, in some samples spread over the split."""
     counts: dict[str, int] = {}
     for row in np.unique(np.linspace(0, len(reader) - 1, min(_ARRAYS, len(reader))).astype(np.int64)).tolist():
         try:
@@ -167,7 +167,7 @@ def _named_counts(codes: npt.NDArray[Any], name: Any) -> dict[str, int]:
 
 
 def _coding(reader: readers.Reader) -> dict[str, int]:
-    """Counts of what a decoder must know: JPEG process, colour, and orientations other than upright."""
+    """Counts of features that matter to decoders: JPEG process, colour, and orientations other than upright."""
     info = reader.info
     jpeg = info.media == MEDIA.index("jpeg")
     found = _named_counts(info.process[jpeg], lambda code: f"jpeg {_PROCESSES.get(code, f'SOF {code:#x}')}")
@@ -212,14 +212,14 @@ def _sample_name(position: int, splits: Sequence[tuple[str, int]], opened: Mappi
 class OrderReport(Result):
     """One order.
 
-    amplification: bytes fetched per byte used, by bytes of a request.
-    requests: GETs a sample, where the set is remote.
-    quality: 1 mixes as well as a global shuffle, 0 not at all: one batch of 256.
-    mixing: the same over 1, 4, 16 and 64 batches in a row, as far as an epoch has them.
+    amplification: bytes fetched per byte used, by the size of a request in bytes.
+    requests: GETs per sample, if the set is remote.
+    quality: 1 mixes as well as a global shuffle, 0 not at all, for one batch of 256.
+    mixing: the same over 1, 4, 16 and 64 consecutive batches, as far as an epoch has them.
     memory_bytes: memory of a reader that reads every block once; 0 without blocks.
-    sample_bytes: fetched for each sample.
+    sample_bytes: bytes fetched per sample.
     use: the line of code that makes it.
-    samples_s, first_batch_s: estimates of `recommend_order`, 0 before that; decoding is not in them.
+    samples_s, first_batch_s: estimates of `recommend_order`, 0 before that, without decoding.
     """
 
     name: str
@@ -237,7 +237,7 @@ class OrderReport(Result):
 
 @dataclass(frozen=True, slots=True)
 class OrderAdvice(Result):
-    """What `recommend_order` says. latency_s: of one read. bandwidth: bytes a second. measured: whether both are."""
+    """The result of `recommend_order`. latency_s: of one read. bandwidth: bytes/s. measured: whether both were."""
 
     orders: list[OrderReport]
     latency_s: float
@@ -268,7 +268,7 @@ def compare_orders(
 
 
 def _compared(reader: readers.Reader, block_bytes: int, windows: Sequence[int], seed: int) -> list[OrderReport]:
-    whole = int(reader.sizes().sum())  # the most that memory can take
+    whole = int(reader.sizes().sum())  # the most memory that blocks can take
     orders: list[tuple[str, Order, int, str]] = [
         ("stored order", Sequential(len(reader)), 0, "Sequential(len(reader))")
     ]
@@ -308,11 +308,11 @@ def _order_report(name: str, order: Order, memory: int, reader: readers.Reader, 
     )
 
 
-# --- which one to take --------------------------------------------------------------------------------------------
+# --- which order to use ---------------------------------------------------------------------------------------------
 _BATCH = 256
-_GET_SECONDS, _SAMPLE_SECONDS = 0.00025, 2e-6  # of processor time, where they are not measured
-_STREAM_SECONDS = 12e-6  # of processor time: to announce a sample and to take it, besides what `read_many` does
-_LOCAL_READS = 16  # that a local disk does at a time
+_GET_SECONDS, _SAMPLE_SECONDS = 0.00025, 2e-6  # of CPU time, if they are not measured
+_STREAM_SECONDS = 12e-6  # of CPU time: to announce a sample and to take it, in addition to `read_many`
+_LOCAL_READS = 16  # concurrent reads of a local disk
 _PROBED_BYTES = 32 << 20
 
 
@@ -328,17 +328,18 @@ def recommend_order(
     windows: Sequence[int] = _WINDOWS,
     seed: int = 0,
 ) -> OrderAdvice:
-    """`compare_orders` with estimates for the place where the set is, and the order to take there.
+    """`compare_orders` with estimates for the storage of the set, and the order to use there.
 
-    latency_s, bandwidth: seconds of a small read and bytes a second of large ones; what is not given is measured by
-        some reads of the set, of about 32 MiB (of a local set past the page cache).
-    memory_bytes: that a process may take for blocks; by default half of what it can have. A remote set keeps 224 MiB at
-        most.
-    need: samples a second that training takes, 0 if unknown.
+    latency_s, bandwidth: seconds of a small read, and bytes per second of large ones; if not given, they are measured
+        by reading about 32 MiB of the set (of a local set bypassing the page cache).
+    memory_bytes: memory of a process for blocks; by default half of the available memory. A remote set keeps 224 MiB
+        at most.
+    need: samples per second that training takes, 0 if unknown.
 
-    The best mixing order that gives `need`, or half of what the fastest shuffle gives. One process is assumed. A sample
-    takes the longer of its share of GETs that wait (up to `parallel_gets` at a time, 1,024 samples ahead, 4,096 of
-    whole blocks) and of what its bytes, its GETs and itself cost. Raises as `compare_orders`, ValueError, RemoteError.
+    Recommends the best mixing order that reaches `need`, or half the speed of the fastest shuffle. One process is
+    assumed. A sample takes the longer of its share of waiting GETs (up to `parallel_gets` at a time, 1,024 samples
+    ahead, 4,096 of whole blocks) and the cost of its bytes, its GETs and itself. Raises like `compare_orders`,
+    ValueError, RemoteError.
     """
     for name, value in (("latency_s", latency_s), ("bandwidth", bandwidth), ("memory_bytes", memory_bytes)):
         if value is not None and not 0 < value < 1e15:
@@ -388,7 +389,7 @@ def _advised(
     else:
         least = min(best.mixing.values())
         reason = f"it gives {best.samples_s:,.0f} samples/s, a global shuffle {exact.samples_s:,.0f}"
-        reason += f"; one batch mixes {best.mixing[1]:.2f} as well as there"
+        reason += f"; one batch mixes {best.mixing[1]:.2f} as well as with a global shuffle"
         if least < 0.8:
             reason += f", but many batches {least:.2f}: pack a set that is sorted with --shuffle"
     if need > fastest:
@@ -397,7 +398,7 @@ def _advised(
 
 
 def _probe(reader: readers.Reader, remote: bool) -> tuple[float, float, float, float]:
-    """(seconds of a small read, bytes a second of a long run, processor seconds of a GET, and of a sample)."""
+    """(seconds of a small read, bytes per second of a long run, CPU seconds of a GET, and of a sample)."""
     rows = np.random.default_rng().permutation(len(reader))[: 2 * _BATCH + 6]
     sizes = np.asarray(reader.sizes())[: len(reader)]
     start = int(np.random.default_rng().integers(len(reader)))

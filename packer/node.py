@@ -1,7 +1,6 @@
 """Caches in shared memory and staged copies on this node: list, fill, remove.
 
-Only directories with packer's marker count as staged copies; see `cache.staging`. Making a copy is
-`readers.stage`.
+Only directories with packer's marker count as staged copies; see `cache.staging`. `readers.stage` makes copies.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ class CacheReport(Result):
 
     set: fingerprint of the data set and, after a slash, its split.
     title: its directory or address and split, as its first user named it.
-    kept: what of each sample.
+    kept: the form in which samples are cached.
     job: "0" outside a batch system.
     filled: share of the capacity in use.
     hit_rate: hits per read.
-    users: process id and command of those alive.
+    users: process id and command of each living user.
     """
 
     name: str
@@ -76,9 +75,9 @@ class WarmResult(Result):
 
 
 def list_caches(directory: str | os.PathLike[str] = DIRECTORY, names: tuple[str, ...] = ()) -> list[CacheReport]:
-    """The caches of this user in a directory; names: only those whose name, set, title or kind contains one of these.
+    """The caches of this user in a directory. names: only those whose name, set, title or form contains one of these.
 
-    Raises OSError where the directory does not exist, UnknownNameError for a name that matches none.
+    Raises OSError if the directory does not exist, UnknownNameError for a name without a match.
     """
     reports = [_report(info) for info in cache.list_caches(Path(directory))]
     for name in names:
@@ -96,13 +95,13 @@ def clean_caches(
     everything: bool = False,
     dry_run: bool = False,
 ) -> list[CacheReport]:
-    """Remove unused caches that do not persist. Returns what was removed.
+    """Remove unused caches that do not persist. Returns the removed ones.
 
-    names: only those of these sets, or whose name or kind contains one of these; see `list_caches`.
-    everything: also those that persist.
+    names: only caches of these sets, or whose name or form contains one of these; see `list_caches`.
+    everything: also persistent caches.
     dry_run: remove nothing.
 
-    Raises UnknownNameError for a name that matches none.
+    Raises UnknownNameError for a name without a match.
     """
     chosen = list_caches(directory, names)
     if dry_run:
@@ -122,13 +121,13 @@ def warm_cache(
     job: str | None = None,
     watcher: Watcher | None = None,
 ) -> WarmResult:
-    """Fill a cache that stays, for readers that open the set with the same keep and persist=True.
+    """Fill a persistent cache, for readers that open the set with the same keep and persist=True.
 
     Raises DatasetError and UnknownNameError for the set, ValueError for capacity and keep, OutputError without room,
     and for coefficients UnsupportedCpuError.
     """
     if keep == "coefficients":
-        from readers.coefficients import unsupported_reason  # loads crc32c
+        from readers.coefficients import unsupported_reason  # imports crc32c
 
         if reason := unsupported_reason():  # a warning in training, an error here
             raise UnsupportedCpuError(f"this machine cannot decode DCT coefficients: {reason}; --keep encoded works")
@@ -182,12 +181,12 @@ def _report(info: cache.CacheInfo) -> CacheReport:
 
 def _matches(report: CacheReport, name: str) -> bool:
     if os.path.isdir(name):
-        name = f"{os.path.abspath(name)} ("  # as titles have it, with the split after it
+        name = f"{os.path.abspath(name)} ("  # the form of titles, in which the split follows
     return any(name in text for text in (report.name, report.set, report.title, report.kept))
 
 
 def _command(pid: int) -> str:
-    """The name of a process, "" where it cannot be seen from here."""
+    """The name of a process, "" if it is not visible."""
     try:
         return Path(f"/proc/{pid}/comm").read_text().strip()
     except OSError:
@@ -198,7 +197,7 @@ def _command(pid: int) -> str:
 class StagedCopy(Result):
     """One copy. bytes: on the disk now, of wanted_bytes. last_use: seconds since the epoch.
 
-    leaving: its removal is under way, or was interrupted; `clean_staged` and the next staging finish it.
+    leaving: its removal is in progress or was interrupted; `clean_staged` and the next staging finish it.
     """
 
     path: str
@@ -212,7 +211,7 @@ class StagedCopy(Result):
 
 @dataclass(frozen=True, slots=True)
 class CleanResult(Result):
-    """What was removed, and what was kept because it is in use."""
+    """Removed copies, and copies that were kept because they are in use."""
 
     removed: tuple[StagedCopy, ...]
     kept: tuple[StagedCopy, ...]
@@ -220,7 +219,7 @@ class CleanResult(Result):
 
 
 def staged_copies(target: str | os.PathLike[str] | None = None) -> list[StagedCopy]:
-    """The copies in a target directory (None: in all that staging would look at), least recently used first."""
+    """The copies in a target directory (None: in all candidates of staging), least recently used first."""
     stores = _stores(target)
     leaving = [_described(copy, leaving=True) for store in stores for copy in store.leaving()]
     return leaving + [_described(copy) for store in stores for copy in store.copies()]
@@ -232,7 +231,7 @@ def clean_staged(
     *,
     dry_run: bool = False,
 ) -> CleanResult:
-    """Remove unused copies of a set (None: all copies), and what interrupted removals left of any.
+    """Remove unused copies of a set (None: all copies), and the remains of interrupted removals.
 
     Raises StagingError.
     """
@@ -255,12 +254,12 @@ def clean_staged(
 
 
 def _source_text(dataset: str | os.PathLike[str]) -> str:
-    """A set as the records of copies name it."""
+    """The name of a set in the records of copies."""
     return str(set_title(dataset)) if is_remote(dataset) else os.path.realpath(dataset)
 
 
 def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
-    """The stores in the candidates; a foreign directory is an error only where the user named it."""
+    """The stores in the candidates; a foreign directory is an error only if the user named it."""
     found: dict[Path, Store] = {}
     for candidate in candidates(target):
         try:

@@ -1,4 +1,4 @@
-"""Where sets are and where results go: a directory of this machine, or an address; results, and errors of outputs."""
+"""Places of sets and results: a local directory, or an address; results, and errors of outputs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from readers.opening.remote import RemoteHome
 
 __all__ = ["Result", "local_output", "output_errors", "set_root", "set_title"]
 
-_ADDRESS = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(SCHEMES)}):/")  # a Path has made one slash of two
+_ADDRESS = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]*://|(?:{'|'.join(SCHEMES)}):/")  # Path turns "//" into "/"
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a function of packer returns."""
+    """The base of results that functions of packer return."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON: paths are text."""
+        """The result for JSON: paths as text."""
         return {name: _plain(value) for name, value in asdict(self).items()}
 
 
@@ -37,8 +37,8 @@ def local_output(directory: str | os.PathLike[str]) -> Path:
     text = os.fspath(directory)
     if _ADDRESS.match(text):
         raise OutputError(
-            f"{re.sub('//[^/]*@', '//***@', text)!r} is not a directory of this machine. Results go to one; a set "
-            f"that is packed or uploaded also goes to an address, given as text: "
+            f"{re.sub('//[^/]*@', '//***@', text)!r} is not a local directory, which results need; only a set "
+            f"that is packed or uploaded can go to an address, given as text: "
             f"{', '.join(f'{name}://' for name in SCHEMES)}"
         )
     return Path(directory)
@@ -46,7 +46,7 @@ def local_output(directory: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def output_errors(where: Path | None = None) -> Iterator[None]:
-    """Turn system errors about the files of an output into OutputErrors that name the file, or else `where`."""
+    """Turn system errors about output files into OutputErrors that name the file, or else `where`."""
     try:
         yield
     except PackerError:
@@ -60,12 +60,12 @@ def output_errors(where: Path | None = None) -> Iterator[None]:
 
 
 def set_title(path: str | os.PathLike[str]) -> Path | str:
-    """A set as results name it: its directory, or its address without secrets. Raises RemoteError."""
+    """The name of a set in results: its directory, or its address without secrets. Raises RemoteError."""
     return str(parse_url(path)) if is_remote(path) else Path(path)
 
 
 def set_root(path: str | os.PathLike[str]) -> Path:
-    """The directory of dataset.json: the set's own, or the local one that stands for an address.
+    """The directory with dataset.json: the set's, or the local one that stands for an address.
 
     Raises DatasetError, RemoteError.
     """

@@ -1,14 +1,13 @@
-"""Registries of formats and sources: entries by name, packer's own first, then those of installed packages.
+"""Registries of formats and sources: entries by name, first those of packer, then those of installed packages.
 
-An entry says what is known of an implementation without importing it: its name, how its files begin, how they are
-named. `load` imports the implementation. Another distribution adds an entry through an entry point:
+An entry describes an implementation without importing it: its name, and the first bytes and names of its files. `load`
+imports the implementation. Another distribution adds an entry through an entry point:
 
     [project.entry-points."packer.formats"]          # or "packer.sources"
     myformat = "mypackage.packing:ENTRY"
 
 where ENTRY is a `packer.formats.FormatEntry` (or `packer.sources.SourceEntry`) of that name. Installed entries are
-loaded only where none of packer's own matches; they cannot replace one of packer's own. One that is broken is left out
-with a warning.
+loaded only if none of packer's matches; they cannot replace one of packer's. A broken one is skipped with a warning.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cache.plugins import installed_points, load_point
 __all__ = ["HEAD_BYTES", "Entry", "Registry"]
 
 HEAD_BYTES = 512
-"""How many first bytes of a file entries are given."""
+"""Number of first bytes of a file that entries get."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,11 +32,11 @@ class Entry:
     """One implementation.
 
     name: of the implementation.
-    title: of its files, with the article: "a TFRecord file".
+    title: what its files are, with the article: "a TFRecord file".
     home: "module:object" of the implementation.
     magic: (offset, bytes) pairs, any of which identifies its files.
     suffixes: of its files, in lower case.
-    claims: identifies its files by their first HEAD_BYTES where no magic number does.
+    claims: identifies its files by their first HEAD_BYTES if no magic number does.
     """
 
     name: str
@@ -48,7 +47,7 @@ class Entry:
     claims: Callable[[bytes], bool] | None = field(default=None, compare=False)
 
     def is_content(self, head: bytes) -> bool:
-        """Whether a file that begins with `head` is one of these."""
+        """Whether a file that begins with `head` is of this kind."""
         known = any(head[at : at + len(magic)] == magic for at, magic in self.magic)
         return known or (self.claims is not None and self.claims(head))
 
@@ -66,7 +65,7 @@ _E = TypeVar("_E", bound=Entry)
 
 
 class Registry(Generic[_E]):
-    """The entries of one kind. Iterating goes through packer's own before it looks for installed ones."""
+    """The entries of one kind. Iteration yields packer's entries before it looks for installed ones."""
 
     def __init__(self, group: str, kind: type[_E], own: Sequence[_E]) -> None:
         self.own = tuple(own)
@@ -89,13 +88,13 @@ class Registry(Generic[_E]):
         return next((entry for entry in self if entry.name == name), None)
 
     def of_content(self, head: bytes) -> _E | None:
-        """The first entry whose files begin like this."""
+        """The first entry that recognises the first bytes of a file."""
         return next((entry for entry in self if entry.is_content(head)), None)
 
     def of_name(self, name: str) -> _E | None:
-        """The first entry whose suffix a file has."""
+        """The first entry with the suffix of a file."""
         return next((entry for entry in self if entry.is_name(name)), None)
 
     def suffixes(self) -> tuple[str, ...]:
-        """Of the files of all entries."""
+        """The suffixes of all entries."""
         return tuple(dict.fromkeys(chain.from_iterable(entry.suffixes for entry in self)))

@@ -2,14 +2,14 @@
 
     another set? ──► shards and indexes, in parallel, each unless it exists ──► check of all ──► dataset.json
 
-Each object has the CRC32C of its bytes as user metadata "crc32c". One of the right size and checksum is not sent again,
-so that the same command continues where it was. dataset.json is written only where none exists (If-None-Match), so of
-two uploads to one address one fails. To replace a set, its dataset.json is removed first, and at the end the files that
-the new one does not name.
+Each object has the CRC32C of its bytes as user metadata "crc32c". An object with the right size and checksum is not
+sent again, so the same command continues after an interruption. dataset.json is written only if none exists
+(If-None-Match), so of two concurrent uploads to one address, one fails. To replace a set, its dataset.json is removed
+first, and at the end the files that the new set does not name.
 
-Web servers (WebDAV: PUT, MKCOL, DELETE) store no metadata and know no conditions. So a file is read back and its CRC32C
-computed, before it counts as sent and again at the end; files are sent through memory, one at a time; and only that
-last check distinguishes two uploads at once.
+Web servers (WebDAV: PUT, MKCOL, DELETE) store no metadata and support no conditions. So each file is read back and its
+CRC32C computed, before it counts as sent and again at the end; files are sent from memory, one at a time; and only the
+final check detects a concurrent upload.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = ["UploadResult", "convert_to_address", "upload"]
 
 _GET_BYTES = 8 << 20
-_FILES_AT_ONCE = 4  # each in up to 4 parts of 8 MiB at a time
+_FILES_AT_ONCE = 4  # each in up to 4 concurrent parts of 8 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +64,15 @@ def upload(
 ) -> UploadResult:
     """Copy a packed set to s3://, gs://, az://, or https:// (WebDAV). overwrite: replace another set at this address.
 
-    Raises DatasetError (no set here), OutputError (another set or foreign objects there, a damaged shard here),
-    RemoteError, MissingExtraError.
+    Raises DatasetError (not a set), OutputError (another set or foreign objects at the address, or a damaged local
+    shard), RemoteError, MissingExtraError.
     """
     remote = Remote(address)
     return _Upload(Path(directory), remote, overwrite, watcher or Silent()).run()
 
 
 def _committed(remote: Remote) -> bytes | None:
-    """The dataset.json at an address; None where there is none. Raises cache.remote's errors."""
+    """The dataset.json at an address; None if there is none. Raises the errors of cache.remote."""
     try:
         return remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
     except NoBucketError:
@@ -104,7 +104,7 @@ class _Upload:
         at_once = 1 if self._remote.url.is_http else _FILES_AT_ONCE
         missing: list[StagedFile] = []
         work_off(files, lambda file: self._search(file, missing), at_once, threading.Event(), lambda: None)
-        # Without what an earlier run has sent: rates and the time left are of this run.
+        # Without the bytes of an earlier run: rates and the remaining time refer to this run.
         self._watcher.begin(0, sum(file.bytes for file in missing), lambda: (0, self._sent_bytes))
         try:
             work_off(missing, self._send, at_once, threading.Event(), lambda: None)
@@ -117,7 +117,7 @@ class _Upload:
         return UploadResult(str(self._remote.url), self._sent_bytes, self._sent, self._found, removed)
 
     def _documents(self, text: bytes) -> list[StagedFile]:
-        """README.md and the like, which readers do not need. Raises OutputError where they are of another state."""
+        """README.md and the like, which readers do not need. Raises OutputError if they describe another state."""
         info = parse_dataset_info(text, self._directory / DATASET_FILE)
         for name, what in differences(partial(read_document, self._directory), text, info, self._directory):
             raise OutputError(f"{self._directory / name}: {what}")
@@ -127,18 +127,18 @@ class _Upload:
         return [file for file in files if not self._is_foreign(file.path)]
 
     def _is_foreign(self, name: str) -> bool:
-        """Whether there is an object of this name that packer has not written; web servers do not say."""
+        """Whether an object of this name exists that packer did not write; unknown for web servers."""
         try:
             _, attributes = self._remote.head(name)
         except MissingError:
             return False
         if self._remote.url.is_http or attributes.get(CRC_ATTRIBUTE):
             return False
-        self._watcher.note(f"{self._remote.url.at(name)}: stays as it is; packer has not written it")
+        self._watcher.note(f"{self._remote.url.at(name)}: is kept, because packer did not write it")
         return True
 
     def _search(self, file: StagedFile, missing: list[StagedFile]) -> None:
-        """Count an object that exists as it should; otherwise append it to `missing`."""
+        """Count an object that exists with the right content; otherwise append it to `missing`."""
         crc = file_checksum(self._directory / file.path) if file.crc32c is None else file.crc32c
         size, stored = self._look_up(file, crc)
         if size == file.bytes and stored == f"{crc:08x}":
@@ -146,8 +146,8 @@ class _Upload:
             return
         if size is not None and not stored and not self._overwrite:
             raise OutputError(
-                f"{self._remote.url.at(file.path)}: there is an object that packer has not written (whole); "
-                f"remove it there, or choose another address (overwrite=True replaces it, and any set that is at the "
+                f"{self._remote.url.at(file.path)}: an object exists that packer did not write (completely); "
+                f"remove it, or choose another address (overwrite=True replaces it, and any set that is at the "
                 f"address by then)"
             )
         missing.append(file)
@@ -157,14 +157,14 @@ class _Upload:
         path = self._directory / file.path
         crc = file_checksum(path)
         if (file.crc32c is not None and crc != file.crc32c) or path.stat().st_size != file.bytes:
-            raise OutputError(f"{path}: is not what dataset.json says; run  packer verify {quoted(self._directory)}")
+            raise OutputError(f"{path}: does not match dataset.json; run  packer verify {quoted(self._directory)}")
         self._remote.store.put(file.path, path, crc32c=crc)
         self._count(file, crc, sent=True)
 
     def _look_up(self, file: StagedFile, crc: int) -> tuple[int | None, str]:
-        """(bytes, CRC32C in its metadata) of an object; (None, "") where there is none.
+        """(bytes, CRC32C in its metadata) of an object; (None, "") if it does not exist.
 
-        A file of a web server is read: its CRC32C is given if it equals `crc`.
+        A file on a web server is read back instead; its CRC32C is returned if it equals `crc`.
         """
         try:
             facts, attributes = self._remote.head(file.path)
@@ -196,12 +196,12 @@ class _Upload:
         sums = crc32c(text)
         try:
             self._remote.store.put(DATASET_FILE, text, crc32c=sums, create=True)
-        except UnsupportedError:  # a server without conditions
+        except UnsupportedError:  # a server without conditional requests
             if _committed(self._remote) not in (None, text):
                 raise _another(self._remote) from None
             self._remote.store.put(DATASET_FILE, text, crc32c=sums)
         except ExistsError as error:
-            # This upload's, if the answer to a first try was lost.
+            # It is this upload's if the answer to a first attempt was lost.
             if _committed(self._remote) != text:
                 raise _another(self._remote) from error
 
@@ -230,7 +230,7 @@ def _another(remote: Remote) -> OutputError:
 
 
 def _default_work(remote: Remote) -> Path:
-    """The directory of a set for an address, by default."""
+    """The default local directory of a set for an address."""
     digest = hashlib.blake2b(str(remote.url).encode(), digest_size=4).hexdigest()
     return Path(f".packer-upload-{remote.url.name}-{digest}")
 
@@ -244,15 +244,15 @@ def convert_to_address(
     dry_run: bool,
     watcher: Watcher,
 ) -> ConvertResult:
-    """Make a set in a directory of this machine, and upload it. convert: (directory, overwrite) -> result.
+    """Make a set in a local directory, and upload it. convert: (directory, overwrite) -> result.
 
-    The directory is `work`, or a hidden one that is removed after the upload. Until then the same command continues
-    where it was, in the conversion or in the upload. Raises what `convert` and `upload` do.
+    The directory is `work`, or a hidden one that is removed after the upload. Until then the same command continues,
+    in the conversion or in the upload. Raises the errors of `convert` and `upload`.
     """
     remote = Remote(address)
-    existing = _committed(remote)  # also shows at once that the bucket exists and can be read
+    existing = _committed(remote)  # also checks early that the bucket exists and is readable
     if existing is not None and not overwrite:
-        watcher.note(f"{remote.url}: holds a set; it will stay unless it is the one that is being made")
+        watcher.note(f"{remote.url}: has a set; it is kept unless it is the one being made")
     directory = Path(work) if work is not None else _default_work(remote)
     result = _convert(convert, directory, overwrite)
     if dry_run:
@@ -266,7 +266,7 @@ def convert_to_address(
 
 
 def _convert(convert: Callable[[Path, bool], ConvertResult], directory: Path, overwrite: bool) -> ConvertResult:
-    """Make the local set; if it is whole, and only its upload was interrupted, it is kept despite `overwrite`."""
+    """Make the local set. If it is complete and only its upload was interrupted, it is kept despite `overwrite`."""
     if overwrite and (directory / DATASET_FILE).exists():
         try:
             return convert(directory, False)
@@ -278,8 +278,8 @@ def _convert(convert: Callable[[Path, bool], ConvertResult], directory: Path, ov
         reason, semicolon, advice = str(error).partition(";")
         if not semicolon or "overwrite=True" not in advice:
             raise
-        # That advice is about the directory; given to this command it would apply to the address as well.
+        # The advice of the error is about the directory; in this command it would apply to the address as well.
         raise OutputError(
-            f"{reason}: what an earlier run made for the same address still exists; remove {directory}, or name "
-            f"another directory with work=DIR (overwrite=True would also replace what is at the address)"
+            f"{reason}: the result of an earlier run for the same address still exists; remove {directory}, or name "
+            f"another directory with work=DIR (overwrite=True would also replace the set at the address)"
         ) from error

@@ -1,11 +1,10 @@
-"""`packer.verify`: is every byte of a set what it was when it was packed, and is the index true?
+"""`packer.verify`: check every byte of a set and its index.
 
 For each file of an index: its size and CRC32C. For each shard: its size; that its format finds exactly the samples,
 keys, labels, file names and byte ranges of the index; the CRC32C of every sample; and that the header of its image
-equals that of the index. SHA256SUMS and classes.txt, where they are there: that they say what dataset.json does.
-deep=True adds CRC32C and SHA-256 of the whole file, the format's own checksums of the payload and a full decode of
-every image. sums=True writes SHA256SUMS of a set that is whole. against=SOURCE compares with the original source,
-sample by sample.
+matches the index. SHA256SUMS and classes.txt, if they exist: that they agree with dataset.json. deep=True adds CRC32C
+and SHA-256 of the whole file, the format's own checksums of the payload and a full decode of every image. sums=True
+writes SHA256SUMS of an intact set. against=SOURCE compares with the original source, sample by sample.
 """
 
 from __future__ import annotations
@@ -85,9 +84,9 @@ __all__ = [
 
 
 # --- differences between an index, its shards and the source --------------------------------------------------------
-# dataset.json has size and CRC32C of every file of an index, so that damage of any column is found without its shards.
-# Sets of earlier versions lack them; for those, and in addition, each sample's key, label, byte ranges, file names and
-# image header are compared with what the shard itself says. With a source every byte of every field is compared, too.
+# dataset.json has size and CRC32C of every file of an index, so damage of any column is found without the shards. Sets
+# of earlier versions lack them; for those, and in addition, each sample's key, label, byte ranges, file names and image
+# header are compared with the shard. With a source, every byte of every field is compared, too.
 
 
 MAX_PROBLEMS = 10_000
@@ -95,7 +94,7 @@ MAX_PROBLEMS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One fault: in which shard, what, and the index and key of the sample if it is about one."""
+    """One fault: its shard, a description, and the index and key of the sample if it concerns one."""
 
     split: str
     shard: str
@@ -110,7 +109,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Problems:
-    """A list of problems, which is capped, and their count, which is not."""
+    """A capped list of problems, and their uncapped count."""
 
     problems: list[Problem] = field(default_factory=list)
     count: int = 0
@@ -124,7 +123,7 @@ class Problems:
 def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, remedy: str = "") -> bool:
     """Check every column of a split's index: its checksum, its length, and that samples are in the order of shards.
 
-    remedy: what to do about damage; default rebuilding the index.
+    remedy: what to do about damage; by default: rebuild the index.
 
     Returns whether the index is sound enough to check the shards with it.
     """
@@ -153,7 +152,7 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
 
 
 def sample_difference(reader: readers.Reader, index: int, sample: Located, shard: str) -> str:
-    """How what the index says of a sample differs from what its shard says; "" where it does not."""
+    """The difference between the index and the shard in one sample; "" if they agree."""
     if not _is_key(reader.keys[index], sample.key, shard):
         return f"the shard has the key {sample.key!r}"
     if sample.label != int(reader.labels[index]):
@@ -171,8 +170,8 @@ def sample_difference(reader: readers.Reader, index: int, sample: Located, shard
 
 
 def _is_key(key: str, of_shard: str, shard: str) -> bool:
-    """Whether a key is that of a sample in a shard: keys that several adopted shards shared have the shard's name in
-    front, or the last parts of its name where a set made of others has it in a folder."""
+    """Whether a key belongs to a sample of a shard: keys that occur in several adopted shards are prefixed with the
+    shard's name, or, in a set made of others that has it in a folder, with the last parts of its name."""
     prefix = key.removesuffix(f"/{of_shard}")
     return key == of_shard or (
         prefix != key and f"/{key_prefix(shard)}".endswith((f"/{prefix}", f"/{Path(prefix).stem}"))
@@ -180,7 +179,7 @@ def _is_key(key: str, of_shard: str, shard: str) -> bool:
 
 
 class LocatedRows:
-    """The samples of an edited index whose payloads are in one shard, to compare with what its format locates there.
+    """The samples of an edited index with payloads in one shard, to compare with what its format locates there.
 
     first, stop: the samples of the split for which `dataset.json` lists the shard. number: of the shard in that list.
     """
@@ -200,7 +199,7 @@ class LocatedRows:
                 self._rows.setdefault((name, place[0], place[1]), []).append(row)
 
     def differences(self, sample: Located) -> Iterator[tuple[int, str]]:
-        """(sample, how the index differs from the shard); payloads that no sample has are not counted."""
+        """(sample, difference between index and shard); payloads without a sample are ignored."""
         for name, place in sample.ranges.items():
             for row in self._rows.pop((name, *place), ()):
                 yield from ((row, what) for what in self._compared(row, name, sample))
@@ -216,18 +215,18 @@ class LocatedRows:
             yield f"field {of}: the shard has the file name {name!r:.200}, the index {stored!r:.200}"
 
     def missing(self) -> Iterator[tuple[int, str]]:
-        """(sample, what is wrong) of payloads that are not where the index puts them."""
+        """(sample, what is wrong) for payloads that are not where the index puts them."""
         for (name, offset, length), rows in self._rows.items():
             for row in rows:
                 yield row, f"field {name}: the shard has none at {offset} of {length} bytes, where the index puts it"
 
 
 def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
-    """How the header columns of a sample differ from its image (None: it has none); "" where they do not."""
+    """The difference between the header columns of a sample and its image (None: no image); "" if they agree."""
     try:
         header = None if image is None else read_header(image)
     except BadSampleError:
-        header = None  # adopted shards may hold what has no readable header
+        header = None  # adopted shards may contain data without a readable header
     for name, value in zip(HEADER_COLUMNS, header_values(header), strict=True):
         stored = int(getattr(info, name)[index])
         if stored != value:
@@ -236,7 +235,7 @@ def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
 
 
 def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> int:
-    """Add every difference to `found`. Returns how many files the conversion itself reported as left out."""
+    """Report every difference. Returns how many files the conversion reported as left out."""
     info = read_dataset_info(root)
     options = info.made.get("options", {})
     if options.get("reencode"):
@@ -262,7 +261,7 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
 class _Comparison:
     def __init__(self, root: Path, info: DatasetInfo, listing: SourceListing, found: Problems) -> None:
         self._root, self._listing, self._found = root, listing, found
-        # Where one side has no names for its classes, the numbers are compared.
+        # If one side has no class names, the numbers are compared.
         both_named = bool(info.classes) and bool(listing.classes)
         self._set_classes = info.classes if both_named else ()
         self._source_classes = listing.classes if both_named else ()
@@ -328,13 +327,13 @@ def _read_report(root: Path) -> Iterator[tuple[str, str]]:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise DatasetError(f"the report of what was left out cannot be read: {error}") from error
+        raise DatasetError(f"the report of left-out files cannot be read: {error}") from error
     for number, line in enumerate(text.splitlines(), start=1):
         try:
             item = json.loads(line)
             yield str(item.get("split", "")), str(item["name"])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise DatasetError(f"{path}: line {number} is not what packer writes there: {error!r:.200}") from error
+            raise DatasetError(f"{path}: line {number} was not written by packer: {error!r:.200}") from error
 
 
 _REPORT_SAMPLES, _BLOCK_BYTES = 256, 1 << 20
@@ -344,9 +343,9 @@ _OF_THE_SHARD = (ChangedError, MissingError, TruncatedError)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """The result of a check. problems has the first 10,000 faults; problem_count counts all.
+    """The result of a check. problems: the first 10,000 faults; problem_count: the number of all.
 
-    sums: SHA256SUMS was written.
+    sums: whether SHA256SUMS was written.
     """
 
     path: Path | str
@@ -375,7 +374,7 @@ class _Task:
     split: str
     number: int
     shard: ShardInfo
-    first: int  # sample of the split
+    first: int  # first sample of the shard in the split
     format: str
     options: LocateOptions
     deep: bool
@@ -384,7 +383,7 @@ class _Task:
 
     @property
     def title(self) -> str:
-        """Its name in the log."""
+        """The name of the task in the log."""
         return f"{self.shard.path} ({plural(self.shard.samples, 'sample')}, {human_bytes(self.shard.bytes)})"
 
 
@@ -401,10 +400,10 @@ def verify(
     """Check a packed set; the result reports damage. Raises DatasetError if there is no set.
 
     deep, against, sums: see the module.
-    workers: processes; default the CPUs this process may use.
-    engine: where shards are checked, by default processes of this machine; see `packer.open_engine`.
+    workers: number of processes; default the CPUs that this process may use.
+    engine: an executor to check shards with, by default local processes; see `packer.open_engine`.
 
-    For a set at an address the index and the checksum of every shard are compared. Raises RemoteError.
+    For a set at an address, the index and the checksum of every shard are checked. Raises RemoteError.
     """
     watcher, crew = watcher or Silent(), Workers(workers, engine)
     if is_remote(path):
@@ -427,7 +426,7 @@ def verify(
     for file, what in differences(partial(read_document, root), text, info, root):
         found.add(Problem("all", file, what))
     if not any(split.samples for split in info.splits.values()):
-        found.add(Problem("all", DATASET_FILE, "the set has no samples: there is nothing to read or train on"))
+        found.add(Problem("all", DATASET_FILE, "the set has no samples, so there is nothing to read or train on"))
     digests: dict[str, str] = {}
     if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
@@ -474,7 +473,7 @@ def _write_sums(root: Path, info: DatasetInfo, digests: Mapping[str, str], watch
 
 
 def verify_shard(task: _Task, counter: Counter) -> tuple[Problems, str]:
-    """All problems of one shard, and its SHA-256, where that is asked for."""
+    """All problems of one shard, and its SHA-256 if requested."""
     found = Problems()
 
     reader = open_packed(task.root, task.split, recognise=False)
@@ -502,7 +501,7 @@ def verify_shard(task: _Task, counter: Counter) -> tuple[Problems, str]:
 
 
 def _digests(path: Path, sha256: bool) -> tuple[int, str]:
-    """CRC32C and, where it is asked for, SHA-256 of a whole file, in one pass."""
+    """CRC32C and, if requested, SHA-256 of a whole file, in one pass."""
     crc, digest = 0, hashlib.sha256()
     with Window(path) as window:
         for offset in range(0, window.size, _BLOCK_BYTES):
@@ -514,7 +513,7 @@ def _digests(path: Path, sha256: bool) -> tuple[int, str]:
 
 
 def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
-    """Compare what the format locates in the file with the index."""
+    """Compare the samples that the format locates in the file with the index."""
     if reader.dataset.edited or reader.dataset.separate:
         _check_rows(task, reader, path, wrong)
         return
@@ -538,7 +537,7 @@ def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) 
 
 
 def _check_rows(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> None:
-    """The same where the index has other samples than the shards, other labels or keys, or fields in other shards."""
+    """Like `_check_located`, for an index that was edited: other samples, labels or keys, or fields in other shards."""
     rows = LocatedRows(reader, task.first, task.first + task.shard.samples, task.number)
     count, all_listed = 0, bool(task.shard.samples) and "samples" not in reader.dataset.edited
     try:
@@ -563,7 +562,7 @@ def _key_of(reader: readers.Reader, index: int) -> str | None:
 
 
 def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Counter) -> None:
-    """Check the checksum of every field of every sample, the header of its image and, if deep, the pixels."""
+    """Check the checksum of every field of every sample, the header of its image and, if deep, its pixels."""
     info = reader.info
     for done, index in enumerate(range(task.first, task.first + task.shard.samples), start=1):
         for name in reader.fields:
@@ -585,7 +584,7 @@ def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Cou
 
 
 def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffer | None, decode: str) -> str:
-    """What is wrong with the bytes of a field; "" for nothing. decode: what to decode an image to; "none": do not."""
+    """What is wrong with the bytes of a field; "" if nothing. decode: the form to decode images to, or "none"."""
     if payload is None:
         return ""
     kind = reader.kinds[name]
@@ -606,13 +605,13 @@ def _payload_fault(reader: readers.Reader, index: int, name: str, payload: Buffe
 def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> VerifyResult:
     """Check shards and index of a set at an address, `workers` files at a time; each is fetched once, none is stored.
 
-    A shard with the size and the CRC32C of dataset.json is the shard that was packed, so samples are not checked one
-    by one. Checks of its content (the format's structure, the pixels, the original source) need the files here.
+    A shard with the size and CRC32C of dataset.json is the shard that was packed, so samples are not checked one by
+    one. Checks of its content (the format's structure, the pixels, the original source) need local files.
     """
     remote = Remote(address)
     if deep:
         raise RemoteError(
-            f"{remote.url}: deep=True, sums=True and against=SOURCE need the files here; run  packer stage "
+            f"{remote.url}: deep=True, sums=True and against=SOURCE need local files; run  packer stage "
             f"{quoted(remote.url)} --target DIR  and verify the copy"
         )
     home = RemoteHome(remote)
@@ -668,7 +667,7 @@ class _File(NamedTuple):
 
 
 class _RemoteCheck:
-    """The threads of one remote check, and what they share."""
+    """The threads of one remote check, and the state that they share."""
 
     def __init__(self, source: RemoteSource, found: Problems) -> None:
         self._source, self._found = source, found
@@ -677,7 +676,7 @@ class _RemoteCheck:
         self.done_bytes = 0
 
     def check(self, item: tuple[str, _File]) -> None:
-        """Fetch one file and compare its checksum. Raises RemoteError where the transport failed, not the file."""
+        """Fetch one file and compare its checksum. Raises RemoteError if the transfer failed, not the file."""
         split, file = item
         crc = 0
         try:

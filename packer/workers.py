@@ -1,7 +1,7 @@
-"""Processes of this machine, with the counters of all shards in memory that they share.
+"""Local worker processes, with the counters of all shards in shared memory; and tasks on other nodes by an engine.
 
-Workers ignore Ctrl-C (the parent stops them through the counters) and die with their parent. They are forked where
-that is safe, which starts them at once, and spawned in programs that run threads already.
+Workers ignore Ctrl-C (the parent stops them through the counters) and die with their parent. They are forked if that
+is safe, which starts them at once, and spawned in programs that already run threads.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
 _PR_SET_PDEATHSIG = 1
-_MOST_ON_WINDOWS = 61  # processes that a ProcessPoolExecutor can wait for there
+_MOST_ON_WINDOWS = 61  # limit of a ProcessPoolExecutor on Windows
 _ALLOCATIONS = 100_000
 
 _counters: Any = None
 
 
 class Counters:
-    """Progress of all shards in memory shared with the workers: three numbers a shard, and a stop flag."""
+    """Progress of all shards in memory shared with the workers: three numbers per shard, and a stop flag."""
 
     def __init__(self, array: Any) -> None:
         self.array = array
@@ -92,7 +92,7 @@ class _ShardCounter:
 
 
 class InlineExecutor(Executor):
-    """Runs each task at once in this process: for a single worker, and for debugging."""
+    """Runs each task immediately in this process: for a single worker, and for debugging."""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         future: Future[T] = Future()
@@ -108,9 +108,9 @@ class InlineExecutor(Executor):
 def open_processes(
     workers: int, shards: int, note: Callable[[str], None], *, inline: bool = True
 ) -> tuple[Executor, Counters]:
-    """An executor with `workers` processes and the counters its tasks report to. inline: one worker is this process.
+    """An executor with `workers` processes, and the counters of its tasks. inline: a single worker is this process.
 
-    Processes share locks and counters in /dev/shm; where that is missing this process does the work, and `note` is
+    Processes share locks and counters in /dev/shm; if that is missing, this process does the work, and `note` is
     called.
     """
     numbers = 3 * shards + 1
@@ -119,7 +119,7 @@ def open_processes(
         safe = sys.platform == "linux" and threading.active_count() == 1
         context: Any = multiprocessing.get_context("fork" if safe else "spawn")
         try:
-            if safe:  # inherited; multiprocessing's own is a file for a moment, which a kill would leave behind
+            if safe:  # inherited memory; multiprocessing's briefly needs a file, which a kill would leave behind
                 array: Any = (ctypes.c_uint64 * numbers).from_buffer(mmap.mmap(-1, 8 * numbers))
             else:
                 array = context.RawArray(ctypes.c_uint64, numbers)
@@ -136,7 +136,7 @@ def open_processes(
 
 
 def run_task(work: Callable[[T, Counter], R], task: T, number: int) -> R:
-    """In a worker: a task with the counter of its shard."""
+    """In a worker: run a task with the counter of its shard."""
     return work(task, _ShardCounter(_counters, number))
 
 
@@ -161,23 +161,23 @@ def _collect_rarely() -> None:
     gc.set_threshold(_ALLOCATIONS, 50, 50)
 
 
-# Run shard tasks: in processes of this machine, or by an engine (`packer.engines`).
+# Run shard tasks: in local processes, or by an engine (`packer.engines`).
 #
-# Python's cyclic garbage collector is switched off, or runs rarely, where there are millions of small objects without
-# cycles: it would visit all of them each time their number has grown by a quarter, a twentieth of the time of packing
+# Python's cyclic garbage collector is switched off, or runs rarely, while there are millions of small objects without
+# cycles: it would visit all of them each time their number has grown by a quarter, which is 5 % of the time for packing
 # small files. Objects without cycles are freed as always.
 
 
 # ------------------------------------------------------------------------------
-# Progress and stop of a run, as files that all nodes see.
+# Progress and stop requests of a run, as files that all nodes see.
 #
 #     <folder>/.run-<16 hex digits>.tmp/stop    "0"; "1" when the run ends early, and no file at all when it is over
 #     <folder>/.run-<16 hex digits>.tmp/<task>  samples, source bytes and samples left out so far, three uint64
 #
-# The process that runs a command makes the directory and removes it. A task writes its file in place, twice a second at
-# most. `stop` exists from the beginning, since a network filesystem may remember for a while that a name is missing,
-# and each look opens it again, which is when such a filesystem asks its server. A task that is run twice at the same
-# time writes the same file from two nodes; then progress is that of either.
+# The process that runs a command makes the directory and removes it. A task writes its file in place, at most twice a
+# second. `stop` exists from the beginning, since a network filesystem may cache for a while that a name is missing, and
+# each check opens it again, because such a filesystem then asks its server. A task that runs twice at the same time
+# writes the same file from two nodes; the progress is then that of either.
 
 
 Progress: TypeAlias = "tuple[int, int, int]"  # samples, source bytes, samples left out
@@ -192,9 +192,9 @@ _GONE = (errno.ENOENT, errno.ESTALE, errno.ENOTDIR)
 
 
 class Board:
-    """The files of one run, in a separate directory in `folder`; close it, or use it with `with`.
+    """The files of one run, in a separate directory in `folder`; close it, or use it in a `with`.
 
-    path: that directory; None where it cannot be made, and progress is that of whole tasks.
+    path: that directory; None if it cannot be made, in which case only whole tasks count as progress.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -213,7 +213,7 @@ class Board:
         self._running.add(task)
 
     def end(self, task: int, done: Progress) -> None:
-        """A task has ended, after so much."""
+        """A task has ended, after this progress."""
         self._running.discard(task)
         self._finished = _sum(self._finished, done)
 
@@ -235,13 +235,13 @@ class Board:
         return samples, source_bytes, left_out
 
     def stop(self) -> None:
-        """Have all tasks end soon."""
+        """Tell all tasks to stop."""
         if self.path is not None:
             with suppress(OSError), open(self.path / _STOP, "r+b") as file:
                 file.write(b"1")
 
     def close(self) -> None:
-        """Remove the files; what still works for this run stops."""
+        """Remove the files; tasks that still run stop."""
         for _ in range(_ATTEMPTS if self.path is not None else 0):  # a task may write its file meanwhile
             assert self.path is not None
             with suppress(OSError), Folder(self.path.parent) as parent:
@@ -260,7 +260,7 @@ def _sum(*parts: Progress) -> Progress:
 
 
 class TaskCounter:
-    """What a task, on any node, reports to the board at `path`; None: to none.
+    """Reports the progress of a task, on any node, to the board at `path`; None: to none.
 
     done: samples, source bytes and samples left out so far.
     """
@@ -272,10 +272,9 @@ class TaskCounter:
         self.done: Progress = (0, 0, 0)
 
     def check_visible(self) -> None:
-        """Raises WorkerError where this machine does not see the board, or no longer.
+        """Raise WorkerError if this machine does not see the board, or no longer.
 
-        A network filesystem may remember for a while that a directory was missing; the name of a board it has never
-        heard before.
+        A network filesystem may cache for a while that a directory was missing, but the name of a board is new to it.
         """
         started = time.monotonic()
         while self._path is not None and not (self._path / _STOP).exists():
@@ -314,9 +313,9 @@ class TaskCounter:
 # ------------------------------------------------------------------------------
 # One call of a task by an engine: bytes in, bytes out, on any node.
 #
-# The task is pickled here and not by the engine: so all engines take the same, and what cannot be pickled is an error
-# before anything is sent. The result has the error of the task, if it ended with one, as engines differ in what they
-# make of exceptions.
+# The task is pickled here and not by the engine, so that all engines accept the same tasks, and a task that cannot be
+# pickled is an error before any is sent. The result contains the error of the task, since engines treat exceptions in
+# different ways.
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,10 +323,10 @@ class Call:
     """A task for a worker.
 
     number: of the task in its run.
-    board: the directory of the run's progress and stop, None for none.
+    board: the directory for the run's progress and stop requests, None for none.
     work, task: of `packer.workers.run_shards`, pickled.
-    folder: that of the process that runs the command, from which relative paths start.
-    version: of packer there.
+    folder: the current directory of the process that runs the command, to which paths are relative.
+    version: its version of packer.
     """
 
     number: int
@@ -338,7 +337,7 @@ class Call:
 
     @classmethod
     def of(cls, number: int, board: Path | None, work: Callable[..., Any], task: Any) -> Call:
-        """Raises SourceError where the task cannot be pickled."""
+        """Raises SourceError if the task cannot be pickled."""
         try:
             pickled = pickle.dumps((work, task), pickle.HIGHEST_PROTOCOL)
         except Exception as error:  # pickling runs code of the source
@@ -373,7 +372,7 @@ class _InWorker(Exception):
 
 
 def run_call(call: bytes) -> bytes:
-    """In a worker: run a pickled Call; the pickled Outcome."""
+    """In a worker: run a pickled Call; returns the pickled Outcome."""
     given: Call = pickle.loads(call)
     counter = TaskCounter(None if given.board is None else Path(given.board), given.number)
     trace = ""
@@ -387,7 +386,7 @@ def run_call(call: bytes) -> bytes:
     try:
         pickled = pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
         if is_error:
-            pickle.loads(pickled)  # errors with their own arguments may not come back
+            pickle.loads(pickled)  # errors with their own arguments may fail to unpickle
         return pickled
     except Exception:
         text = f"{os.uname().nodename}: {type(value).__name__}: {value}"
@@ -420,17 +419,17 @@ def _run(call: Call, counter: TaskCounter) -> Any:
 
 
 _log = logging.getLogger(__name__)
-_AHEAD = 16  # tasks that wait at an engine, besides those that run
+_AHEAD = 16  # tasks waiting at an engine, besides the running ones
 _UNKNOWN_SLOTS = 256
 _WIND_DOWN_SECONDS, _PATIENCE_SECONDS = 10.0, 1.0
 
 
 @dataclass(frozen=True)
 class Workers:
-    """Who runs the tasks of a command.
+    """Where the tasks of a command run.
 
-    count: tasks at a time; None: with processes, the CPUs that this process may use; with an engine, what that has.
-    engine: None for processes of this machine.
+    count: concurrent tasks; None: with processes, the CPUs that this process may use; with an engine, its slots.
+    engine: None for local processes.
     """
 
     count: int | None = None
@@ -440,10 +439,10 @@ class Workers:
         if self.count is not None and self.count < 1:
             raise ValueError(f"workers must be at least 1, not {self.count}")
         if not isinstance(self.engine, Executor | None):
-            raise TypeError(f"engine is an Executor, as packer.open_engine gives, not {self.engine!r:.80}")
+            raise TypeError(f"engine is an Executor, as returned by packer.open_engine, not {self.engine!r:.80}")
 
     def at_most(self, count: int | None) -> Workers:
-        """The same, with at most so many tasks at a time."""
+        """A copy with at most this many concurrent tasks."""
         return self if count is None else Workers(min(count, self.count or count), self.engine)
 
 
@@ -460,9 +459,9 @@ def run_shards(
 ) -> list[R]:
     """Run `work` on `count` tasks; results are in the order of the tasks.
 
-    watcher: sees progress, of size: (samples, bytes).
-    source: part of the tasks that the caller passed in, which may not pickle; then SourceError is raised.
-    folder: of the output, seen by all workers, for files about progress; default the current one.
+    watcher: shows progress; size: (samples, bytes) in total.
+    source: the caller's part of the tasks; SourceError is raised if it cannot be pickled.
+    folder: of the output, seen by all workers, for progress files; default the current directory.
 
     A task that has a `title` is logged under it when it is done.
 
@@ -500,7 +499,7 @@ def run_shards(
             titles[futures[-1]] = _title(task, number)
             if inline:
                 futures[-1].result()
-        if not inline:  # the display has a thread, which must not be there when workers are forked
+        if not inline:  # the display has a thread, which must not exist when workers are forked
             watcher.begin(*size, counters.totals)
         for finished, future in enumerate(as_completed(futures), 1):
             if future.exception() is not None:
@@ -508,17 +507,17 @@ def run_shards(
             _log.info("%s: done, %d of %d", titles[future], finished, count)
         for future in futures:
             if future.done() and not future.cancelled():
-                future.result()  # raises the error of the first task that has one
+                future.result()  # raises the error of the first failed task
         return [future.result() for future in futures]
     except BrokenExecutor as error:
         damaged = f", or because {getattr(source, 'title', 'the source')} is damaged" if is_isolated else ""
         raise WorkerError(
             f"a worker process died, perhaps because the system ran out of memory{damaged}; run the same command again "
-            f"(fewer workers need less memory): what is whole is kept"
+            f"(fewer workers need less memory): complete shards are kept"
         ) from error
     finally:
         counters.stop()
-        for future in futures:  # not by shutdown(cancel_futures=True): it loses tasks that cannot be pickled, and waits
+        for future in futures:  # shutdown(cancel_futures=True) loses tasks that cannot be pickled, and waits
             future.cancel()
         executor.shutdown(wait=True)
         watcher.end()
@@ -530,7 +529,7 @@ def _title(task: object, number: int) -> str:
 
 
 def _check_sendable(source: object) -> None:
-    """The feeding thread of a pool hangs over a task that cannot be pickled (cpython issue 94777)."""
+    """Check in advance, since the feeder thread of a pool hangs on an unpicklable task (cpython issue 94777)."""
     try:
         pickle.dumps(source, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # pickling runs code of the source
@@ -538,7 +537,7 @@ def _check_sendable(source: object) -> None:
 
 
 class _Run:
-    """Tasks on their way through an engine, some of them at a time: what waits there takes its memory."""
+    """Tasks passed to an engine, a limited number at a time, since waiting tasks take its memory."""
 
     def __init__(self, workers: Workers, board: Board, watcher: Watcher) -> None:
         assert workers.engine is not None
@@ -573,7 +572,7 @@ class _Run:
             wait(self._waiting, _WIND_DOWN_SECONDS)
 
     def _next_done(self) -> set[Future[bytes]]:
-        """The next tasks that are done; says once where there is no worker that could do any."""
+        """The next finished tasks; notes once if there is no worker to run any."""
         while True:
             done, _ = wait(self._waiting, _PATIENCE_SECONDS, return_when=FIRST_COMPLETED)
             if done:
@@ -595,8 +594,8 @@ def _outcome(future: Future[bytes]) -> Outcome:
         found: Outcome = pickle.loads(future.result())
     except Exception as error:  # each engine has its own errors
         raise WorkerError(
-            f"the engine has lost a shard ({type(error).__name__}: {error}); run the same command again: what is whole "
-            f"is kept"
+            f"the engine has lost a shard ({type(error).__name__}: {error}); run the same command again: complete "
+            f"shards are kept"
         ) from error
     return found
 

@@ -5,9 +5,9 @@
             out.write(key, image=picture, label=label)
 
 Shards are written as samples come, into the working folder of `packer.conversion.journal`. The end of the block commits
-the set: index, shards, dataset.json last. After an error in the block, or a kill, there is no set, and what was in the
-directory before is as it was; the next writer there starts over. A process that is forked in the block has no part in
-the set: it can neither write nor close nor remove it.
+the set: index, shards, dataset.json last. After an error in the block, or a kill, there is no set, and the directory is
+as it was before; the next writer starts over. A process that is forked in the block can neither write nor close nor
+remove the set.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LOST = "start over"
 
 @dataclass(slots=True)
 class _Split:
-    """The shards of a split: those that are whole, under a name without their number, and the one being written."""
+    """The shards of a split: complete ones, under a name without their number, and the open one."""
 
     whole: list[PartMeta] = field(default_factory=list)
     open: ShardPacker | None = None
@@ -59,8 +59,8 @@ class SetWriter:
     """Writes samples into a new set; see `writer`. One thread at a time.
 
     info: the description of the set, after the block has ended without an error.
-    listing, metas: the samples' splits, fields and classes, and what is packed, then, too.
-    left_out: (name, reason) of what is not in the set, for its report.
+    listing, metas: then also the samples' splits, fields and classes, and the facts of the shards.
+    left_out: (name, reason) of samples that are not in the set, for its report.
     """
 
     def __init__(
@@ -88,8 +88,8 @@ class SetWriter:
         with ExitStack() as opened:
             self._journal = opened.enter_context(Journal(output))
             if self._journal.finished_plan() is not None and not overwrite:
-                raise OutputError(f"{output}: holds a set; pass overwrite=True to replace it, or choose another output")
-            begun = self._journal.unfinished or ""  # by a writer: nothing of it can be used
+                raise OutputError(f"{output}: has a set; pass overwrite=True to replace it, or choose another output")
+            begun = self._journal.unfinished or ""  # if by a writer, it cannot be continued
             self._journal.begin(Plan((), {}, self._fingerprint), overwrite or begun.startswith(_FINGERPRINT))
             opened.pop_all()
 
@@ -98,11 +98,11 @@ class SetWriter:
 
         key: its name, unique in the split.
         label: a class number, or a name among `classes`; None for none. Or in every sample a floating-point number, a
-            vector of one length, or a list of names among `classes`, which become the field `target`.
+            vector of a fixed length, or a list of names among `classes`, which become the field `target`.
         split: default that of the writer.
         fields: values of any of the fields, as bytes or values that `readers.fields` encodes; None for a missing field.
 
-        Raises BadSampleError, which leaves this sample out and the writer as it was; OutputError, which ends it.
+        Raises BadSampleError, after which the writer continues without this sample; OutputError, which ends it.
         """
         self._check_process()
         if self._ended:
@@ -114,12 +114,12 @@ class SetWriter:
             with self._errors(key):
                 check_names([key], f"split {SplitName(name)}")
                 self._add(name, key, label, fields)
-        except (SourceError, BadNameError) as error:  # of the form of samples, of a key, of a split
+        except (SourceError, BadNameError) as error:  # invalid form of a sample, key or split
             raise BadSampleError(str(error)) from error
 
     @contextmanager
     def _errors(self, key: str) -> Iterator[None]:
-        """Name the sample in errors, and end this writer where the disk fails."""
+        """Name the sample in errors, and end this writer if the disk fails."""
         try:
             yield
         except (BadSampleError, SourceError, BadNameError) as error:
@@ -146,18 +146,18 @@ class SetWriter:
         self._pack(split, key, number, form.payloads(values), form)
 
     def expect(self, samples: Sequence[Any], features: Mapping[str, Any] = {}) -> list[str]:
-        """Look at the first samples of those that `write_sample` will be called with; warnings about their members.
+        """Examine the first samples for `write_sample`; returns warnings about their members.
 
-        features: of a data set of Hugging Face. Raises SourceError, and BadSampleError where none is a sample.
+        features: of a data set of Hugging Face. Raises SourceError, and BadSampleError if none is a sample.
         """
         if samples and self._form is None:
             self._form = SampleForm.of(samples, self._wanted, self._classes, features)
         return [] if self._form is None else self._form.warnings
 
     def write_sample(self, key: str, sample: Any) -> None:
-        """Add a sample as data sets hand them out, with its label inside. Raises as `write` does.
+        """Add a sample in the form of data sets, with its label inside. Raises the errors of `write`.
 
-        Raises SourceError for a value of a member whose kind is not known.
+        Raises SourceError for a member whose kind is unknown.
         """
         form = self._form or SampleForm.of([sample], self._wanted, self._classes)
         with self._errors(key):
@@ -192,7 +192,7 @@ class SetWriter:
 
     @staticmethod
     def _name(split: str, number: int) -> str:
-        """Of a shard while it is unknown how many there will be."""
+        """The name of a shard while the number of shards is unknown."""
         return f"{split}-{number:05d}.whole"
 
     def _finish(self, split: str, part: _Split) -> None:
@@ -202,9 +202,9 @@ class SetWriter:
 
     # --- the end --------------------------------------------------------------------------------------------------
     def close(self) -> DatasetInfo:
-        """Commit the set; after an OutputError, as of a full disk, this may be called again.
+        """Commit the set; after an OutputError, for example a full disk, this may be called again.
 
-        Raises SourceError where no sample was written.
+        Raises SourceError if no sample was written.
         """
         self._check_process()
         if self.info is None:
@@ -219,7 +219,7 @@ class SetWriter:
         return self.info
 
     def abort(self) -> None:
-        """Remove the written shards; an earlier set stays."""
+        """Remove the written shards; an earlier set is kept."""
         if not self._ended and self._process == os.getpid():
             for part in self._splits.values():
                 if part.open is not None:
@@ -270,7 +270,7 @@ class SetWriter:
         return job.finish(self._journal, self.metas, self._watcher)
 
     def _rename(self, part: _Split, number: int, final: str) -> None:
-        """Give a whole shard its final name, unless an earlier call has done so."""
+        """Give a complete shard its final name, unless an earlier call has done so."""
         meta = part.whole[number]
         name, work = meta.shard.path, self._journal.work
         if name != final:
@@ -291,7 +291,7 @@ class SetWriter:
             self.abort()
 
     def __len__(self) -> int:
-        """Samples written so far."""
+        """Number of samples written so far."""
         return self._count
 
 
@@ -307,17 +307,17 @@ def writer(
     shards: Shards = Shards(),
     overwrite: bool = False,
 ) -> SetWriter:
-    """A writer of a new set in the directory `output`, to be used in a `with` statement.
+    """A writer of a new set in the directory `output`, for use in a `with` statement.
 
     to: "hdf5", "tfrecord" or "tar".
-    fields: name -> kind (`readers.fields`); by default those of the first sample, recognised by the values. State them
+    fields: name -> kind (`readers.fields`); by default those of the first sample, recognised by the values. Pass them
         if the first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
-    images, shards: as of `packer.convert`, without shuffle.
-    overwrite: replace the set in `output`, when the block ends without an error.
+    images, shards: as for `packer.convert`, without shuffle.
+    overwrite: replace the set in `output` when the block ends without an error.
 
-    Memory: some 60 bytes a sample for the keys, and 100 for each sample of a shard. Raises OutputError, ValueError.
+    Memory: about 60 bytes per sample for the keys, and 100 per sample of a shard. Raises OutputError, ValueError.
     """
     refuse_others(shards, "size", "samples", "label_offset", "checksums")
     check_ops(images.ops)
@@ -326,9 +326,9 @@ def writer(
 
 
 def convert_stream(samples: Iterable[Any], out: SetWriter, *, on_error: str, watcher: Watcher) -> None:
-    """Write all samples of an iterable, under their numbers.
+    """Write all samples of an iterable, with their numbers as keys.
 
-    Raises BadSampleError under on_error="raise", and SourceError for a value of a member whose kind is not known.
+    Raises BadSampleError if on_error="raise", and SourceError for a member whose kind is unknown.
     """
     watcher.begin(0, 0, lambda: (len(out), 0))
     try:

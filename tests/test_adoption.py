@@ -27,7 +27,7 @@ def test_shards_that_share_keys(tmp_path: Path) -> None:
         tree_of(tmp_path / "wds", {f"train-{number:06d}.tar": tar_of(*members)})
     shards = tmp_path / "wds"
     result = packer.index([shards], workers=1)
-    assert result.warnings == ("train: shards share keys, so each key got its shard's name in front",)
+    assert result.warnings == ("train: shards share keys, so each key was prefixed with its shard's name",)
     with readers.open(shards) as reader:
         assert list(reader.keys)[2:4] == ["train-000000/0002", "train-000001/0000"]
         assert bytes(reader.read(3)) == make_jpeg(10)
@@ -102,7 +102,7 @@ def test_an_unfinished_conversion_is_not_adopted(tmp_path: Path) -> None:
     with pytest.raises(readers.BadSampleError):
         convert(tmp_path / "src", tmp_path / "out", samples=1)
     write(tmp_path / "out/train-0.tar", tar_of(("a.jpg", make_jpeg(1))))
-    with pytest.raises(readers.OutputError, match="holds an unfinished conversion"):
+    with pytest.raises(readers.OutputError, match="has an unfinished conversion"):
         packer.index([tmp_path / "out/train-0.tar"], workers=1)
 
 

@@ -279,7 +279,7 @@ def test_images_of_every_kind(tmp_path: Path) -> None:
     done = run_packer("advise", root.parent, *small, "--seconds", 4, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     for text in ("7 images (train 7), of which 7 were sampled", "not an image: text", "empty, 0 bytes",
-                 "holds 2 frames", "1 image of more than 8 bits", "2 images of 10 drawn (20.0%) cannot be decoded",
+                 "has 2 frames", "1 image with more than 8 bits", "2 images of 10 drawn (20.0%) cannot be decoded",
                  "--on-error quarantine"):  # fmt: skip
         assert text in done.stdout, text
     assert "\x1b" not in done.stdout

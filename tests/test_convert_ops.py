@@ -159,7 +159,7 @@ def test_by_the_command_line(tmp_path: Path) -> None:
     [
         ([RandomCrop(8)], {}, ValueError, "RandomCrop.* draws at random: at pack time there are CenterCrop"),
         ([RandomHorizontalFlip()], {}, ValueError, "draws at random"),
-        ([Normalize((0.5,) * 3, (0.5,) * 3)], {}, ValueError, "is not an op that makes an image"),
+        ([Normalize((0.5,) * 3, (0.5,) * 3)], {}, ValueError, "does not turn one image into another"),
         ([Resize(8), Resize(4)], {}, ValueError, "second resize"),
         ([Resize(8)], {"reencode": Reencode(max_side=4)}, ValueError, "leave one of them out"),
         ([Resize(8)], {"decode": "unchanged"}, ValueError, "decode='RGB'"),

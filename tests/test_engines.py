@@ -218,13 +218,13 @@ def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
         refused = pytest.raises((ValueError, MissingExtraError), match=rf"{message}|pip install")
         with refused, packer.open_engine(name):
             pass
-    with pytest.raises(TypeError, match=r"engine is an Executor, as packer.open_engine gives, not 'dask'"):
+    with pytest.raises(TypeError, match=r"engine is an Executor, as returned by packer.open_engine, not 'dask'"):
         convert(tree, tmp_path / "out", engine="dask", workers=None)
     said = [
         CliRunner().invoke(cli, ["verify", str(tree), *options]).output
         for options in (["--scheduler", "tcp://x:1"], ["--engine", "slurm"])
     ]
-    assert "say which with --engine" in said[0] and "'slurm' is not one of local, mpi, dask, ray" in said[1]
+    assert "name its kind with --engine" in said[0] and "'slurm' is not one of local, mpi, dask, ray" in said[1]
 
 
 def below(pid: int) -> list[int]:

@@ -190,7 +190,7 @@ def test_copies_that_are_out_of_reach_are_named(one: Path, tmp_path: Path, monke
     assert [advice for (what, _), advice in found.items() if what == "cache"] == ["packer cache clean --all"]
     assert result.unknown == ("notes.txt",)
     assert ended.returncode == 0 and "which this command does not reach:" in ended.stdout
-    assert f"packer stage clean {one}" in ended.stdout and "not looked at: notes.txt" in ended.stdout
+    assert f"packer stage clean {one}" in ended.stdout and "not checked: notes.txt" in ended.stdout
     # A shard that is a link is left where it leads.
     shutil.move(one / last, tmp_path / "elsewhere.tar")
     os.symlink(tmp_path / "elsewhere.tar", one / last)
@@ -258,8 +258,8 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_erased(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     cases: list[tuple[Any, str, Any, str]] = [
-        (os, "writev", full, "No space left on device; make room and .* nothing is erased so far"),
-        (shutil, "disk_usage", lambda _: SimpleNamespace(free=100), r"needs [\d,]+ bytes, 100 are free there; make"),
+        (os, "writev", full, "No space left on device; free space and .* nothing is erased so far"),
+        (shutil, "disk_usage", lambda _: SimpleNamespace(free=100), r"needs [\d,]+ bytes, 100 are free there; free"),
         (change, "write_index", full, "cannot be written: No space left on device"),
     ]
     for module, name, function, message in cases[: 3 if to == "tar" else 1]:

@@ -157,10 +157,10 @@ def test_wids_reads_by_our_index(
 # --- what cannot be -----------------------------------------------------------------------------------------------
 def test_formats_that_a_library_cannot_read(originals: dict[str, Path]) -> None:
     cases: list[tuple[str, Any, str]] = [
-        ("hdf5", "dali", "dali has no reader of hdf5 shards that takes an index file; feed the set through"),
-        ("hdf5", "wids", "wids has no reader of hdf5 shards .* packer convert .* --to tar"),
-        ("tfrecord", "rocal", "rocal has no reader of tfrecord .*; it reads them without one, .*tfrecord_layout"),
-        ("tar", "tfrecord", "tfrecord has no reader of tar shards .* --to tfrecord"),
+        ("hdf5", "dali", "dali has no reader for hdf5 shards with an index file; feed the set through"),
+        ("hdf5", "wids", "wids has no reader for hdf5 shards .* packer convert .* --to tar"),
+        ("tfrecord", "rocal", "rocal has no reader for tfrecord .*; it reads them without one, .*tfrecord_layout"),
+        ("tar", "tfrecord", "tfrecord has no reader for tar shards .* --to tfrecord"),
     ]
     for to, target, message in cases:
         before = sorted(originals[to].iterdir())
@@ -197,7 +197,7 @@ def test_a_changed_shard_is_refused(packed: Callable[[str], Path]) -> None:
     with open(root / "train-000001.tar", "ab") as file:
         file.write(bytes(512))
     for target in ("dali", "wids"):
-        with pytest.raises(StaleIndexError, match=r"train-000001.tar: \d+ bytes, \d+ were indexed"):
+        with pytest.raises(StaleIndexError, match=r"train-000001.tar: has \d+ bytes, expected \d+ as indexed"):
             packer.export_index(root, target)  # type: ignore[arg-type]
     assert not (root / "train-000001.idx").exists() and not list(root.glob("*.tmp"))
 

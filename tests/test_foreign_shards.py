@@ -201,7 +201,7 @@ def test_a_file_of_several_splits_converts_and_is_not_adopted(tmp_path: Path) ->
             group["filenames"] = [f"{split}/{i}.jpg".encode() for i in range(5)]
 
     shard = hdf5_of(tmp_path / "x.h5", splits)
-    with pytest.raises(NotFlatError, match=f"holds the splits train, test, .* packer convert {shard} --to"):
+    with pytest.raises(NotFlatError, match=f"has the splits train, test, .* packer convert {shard} --to"):
         packer.index([shard], tmp_path / "indexed", workers=1)
     source = open_source(shard, label_offset=-1)
     listing = source.list(None)
@@ -215,7 +215,7 @@ def test_a_file_of_several_splits_converts_and_is_not_adopted(tmp_path: Path) ->
 def test_hdf5_files_that_are_refused(tmp_path: Path) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({}, "no data set of images found"),
-        ({"images": PIXELS[0, 0]}, "/images holds uint8 of shape"),
+        ({"images": PIXELS[0, 0]}, "/images has uint8 of shape"),
         ({"images": PIXELS.ravel()}, "has no table of offsets"),
         ({"images": PIXELS, "labels": [1, 2]}, "/labels has shape .* expected 5 whole numbers"),
         ({"images": PIXELS, "labels": [-9] * 5}, "the label -9 is out of range"),
@@ -316,7 +316,7 @@ def test_the_kind_of_a_file_is_its_content(tmp_path: Path) -> None:
     assert open_source(path).title == f"HDF5 file {path}"
     unknown = {"x.jpg": IMAGES[0], "empty": b"", "x.txt.gz": gzip.compress(b"text"), "x.gz": b"\x1f\x8b"}
     for name, data in unknown.items():
-        with pytest.raises(SourceError, match=f"{name}: no kind of source that packer knows: a packed set, an LMDB"):
+        with pytest.raises(SourceError, match=f"{name}: not a known kind of source: a packed set, an LMDB"):
             open_source(write(tmp_path / name, data))
     with pytest.raises(SourceError, match="no such file"):
         open_source(tmp_path / "nowhere")

@@ -153,8 +153,8 @@ class TestHdf5(FormatSuite):
             ((np.arange(100, dtype=np.uint8), {"chunks": (10,), "compression": "gzip"}), "chunked with gzip"),
             ((np.arange(100, dtype=np.uint8), {"chunks": (10,)}), "is chunked"),
             (np.zeros((2, 8, 8, 3), np.uint8), "array of uint8 with shape"),
-            (np.zeros(100, np.float32), "holds float32 of shape .*; expected encoded images"),
-            (np.uint8(5), "holds uint8 of shape .*; expected encoded images"),
+            (np.zeros(100, np.float32), "has float32 of shape .*; expected encoded images"),
+            (np.uint8(5), "has uint8 of shape .*; expected encoded images"),
         ],
     )
     def test_images_that_are_not_flat_or_none(self, tmp_path: Path, images: Any, why: str) -> None:

@@ -144,7 +144,7 @@ def test_damage_gets_no_new_checksums_and_what_cannot_be_read_is_not_replaced_si
     text = (packed / "dataset.json").read_text()
     for damaged in (text[:-100], text.replace('"version": 1', '"version": 3')):
         (packed / "dataset.json").write_text(damaged)
-        refused(packed, lambda: packer.index([packed], workers=1), "dataset.json says, which cannot be read")
+        refused(packed, lambda: packer.index([packed], workers=1), "of its dataset.json, which cannot be read")
     assert packer.index([packed], accept_loss=True, workers=1).samples == 45
     with readers.open(packed, "val") as reader:
         assert reader.classes == ("cat", "dog", "owl")
@@ -258,5 +258,5 @@ def test_a_tar_shard_describes_its_set(tmp_path: Path) -> None:
     assert tar.describe(tmp_path / "plain.tar") is None, "a shard that is a member was taken for the whole"
     at = data.index(b'"classes"')
     path.write_bytes(data[:at] + b"X" + data[at + 1 :])
-    with pytest.raises(readers.FormatError, match=r"what it says of its set at byte \d+ is damaged: its CRC32C"):
+    with pytest.raises(readers.FormatError, match=r"its record of the set at byte \d+ is damaged: its CRC32C"):
         tar.describe(path)

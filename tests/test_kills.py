@@ -201,7 +201,7 @@ def test_a_file_size_limit_is_one_clear_error(tree: Path, tmp_path: Path, to: st
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (9000, 9000))
-        with pytest.raises(readers.OutputError, match=r"File too large; make room and run the same command again"):
+        with pytest.raises(readers.OutputError, match=r"File too large; free space and run the same command again"):
             convert(tree, tmp_path / "out", to)
 
     in_child(limited)
@@ -246,7 +246,7 @@ def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path
                 convert(tree, small / "out", "hdf5")
                 ended.add("packed")
             except readers.OutputError as error:
-                ended.add("full" if "No space left on device; make room and run" in str(error) else "known before")
+                ended.add("full" if "No space left on device; free space and run" in str(error) else "known before")
             (small / "fill").unlink()
             shutil.rmtree(small / "out", ignore_errors=True)
     assert ended == {"known before", "full", "packed"}

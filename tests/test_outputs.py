@@ -130,7 +130,7 @@ def test_overwrite_leaves_shards_that_packer_did_not_write(
     packer.index([theirs], workers=1)
     convert(tree, theirs, overwrite=True, watcher=notes)
     assert shards.items() <= files_of(theirs).items()
-    assert any("these shards stay, because packer did not write them: theirs-" in line for line in notes.lines)
+    assert any("these shards are kept, because packer did not write them: theirs-" in line for line in notes.lines)
     assert packer.verify(theirs, against=tree, workers=1).ok
 
     linked = tmp_path / "linked"
@@ -287,7 +287,7 @@ def test_an_address_of_another_kind_becomes_no_directory(
         lambda: packer.index([packed() / "train-000000.tar"], address, workers=1),
         lambda: packer.export_index(packed(), "wids", output=address),
     ):
-        with pytest.raises(OutputError, match=r"is not a directory of this machine.* s3://, gs://, az://"):
+        with pytest.raises(OutputError, match=r"is not a local directory.* s3://, gs://, az://"):
             call()
     assert list(tmp_path.iterdir()) == []
 

@@ -196,7 +196,7 @@ def array_of(shape: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "seconds", "message"),
     [
-        (array_of(b"(" + b"J\xff\xff\xff\x7f" * 100_000 + b"t"), 60, "not read without running it"),
+        (array_of(b"(" + b"J\xff\xff\xff\x7f" * 100_000 + b"t"), 60, "cannot be read without running code from it"),
         (b"}(" + b"".join(b"I%d\nN" % (n * ((1 << 61) - 1)) for n in range(90_000)) + b"u.", 2, "takes more than 2 s"),
         (b"Np4000000000\n.", 60, "memory"),
         (b"}" + b")" + b"q\x00h\x00\x86" * 60 + b"Ns.", 2, "takes more than 2 s"),

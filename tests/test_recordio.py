@@ -154,7 +154,7 @@ def test_a_set_of_insightface_without_its_idx(tmp_path: Path) -> None:
 @pytest.mark.parametrize("found", [faces(images=6), faces()[:-5]])
 def test_a_set_of_insightface_that_lacks_images_is_refused(tmp_path: Path, found: list[bytes]) -> None:
     write(tmp_path / "train.rec", found, index=False)
-    with pytest.raises(FormatError, match=r"record 0 tells of \d images, the file holds \d: truncated"):
+    with pytest.raises(FormatError, match=r"record 0 announces \d images, the file has \d: truncated"):
         packer.index(tmp_path, workers=1)
 
 
@@ -198,7 +198,7 @@ def test_false_claims_are_refused_by_both_commands(tmp_path: Path, data: bytes, 
 @pytest.mark.parametrize(
     ("index", "match"),
     [
-        (b"0\t0\n", "names 1 records, the file holds|not in x.idx"),
+        (b"0\t0\n", "names 1 records, the file has|not in x.idx"),
         (b"0\t0\n1\t99999999999\n", "line 2 names byte 99999999999, but the .rec has"),
         (b"0\t0\n1\t4\n", "not in x.idx"),
         (b"0\t-5\n", "line 1 is"),

@@ -84,7 +84,7 @@ def test_images_that_are_decoded_in_part_are_warned_about(tmp_path: Path) -> Non
     assert images == [*files.values(), JPEG], "bytes are kept"
     warnings = "\n".join(result.warnings)
     assert "1 image with damage that costs no pixels (the first: d.png)" in warnings
-    assert "1 image of more than 8 bits a channel (the first: c.png)" in warnings
+    assert "1 image with more than 8 bits per channel (the first: c.png)" in warnings
     assert "2 images with further frames or pages (the first: a.gif): readers decode the first one only" in warnings
     assert len(result.warnings) == 3
     again = packed(tmp_path, {})[0]
@@ -99,7 +99,7 @@ def test_adopted_shards_are_checked_too_and_nothing_is_refused(tmp_path: Path) -
     warnings = "\n".join(packer.index([tmp_path / "made.tar"], workers=1).warnings)
     assert "1 image with further frames or pages (the first: a)" in warnings
     assert "1 image that readers cannot decode to RGB (the first: b)" in warnings
-    assert "1 image of more than 8 bits a channel (the first: c)" in warnings
+    assert "1 image with more than 8 bits per channel (the first: c)" in warnings
     with readers.open(tmp_path) as reader:
         assert len(reader) == 3 and reader.info.height.all()
 
@@ -170,11 +170,11 @@ def test_colours_become_rgb_of_8_bits(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("data", "codec", "message"),
     [
-        (animation("GIF"), "webp", "holds 3 frames or pages, of which re-encoding would keep one"),
-        (animation("WEBP"), "jpeg", "holds 3 frames"),
-        (animation("TIFF"), "keep", "holds 3 frames"),
-        (DEEP["rgb png"][0], "keep", "16 bits a channel, of which Pillow writes no more than 8"),
-        (DEEP["rgb tiff"][0], "png", "16 bits a channel, of which Pillow writes no more than 8"),
+        (animation("GIF"), "webp", "has 3 frames or pages, of which re-encoding would keep one"),
+        (animation("WEBP"), "jpeg", "has 3 frames"),
+        (animation("TIFF"), "keep", "has 3 frames"),
+        (DEEP["rgb png"][0], "keep", "16 bits per channel, but Pillow writes at most 8"),
+        (DEEP["rgb tiff"][0], "png", "16 bits per channel, but Pillow writes at most 8"),
     ],
     ids=["gif", "webp", "tiff", "deep png", "deep tiff"],
 )

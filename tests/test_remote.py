@@ -310,7 +310,7 @@ def test_a_changed_set_has_another_index(address: str, other: Path) -> None:
         with readers.open(address, "train") as new, readers.open(other, "train") as expected:
             assert new.path != old.path and list(new.keys) == list(expected.keys)
             assert everything(new) == everything(expected)
-        with pytest.raises(readers.StaleIndexError, match=r"bytes, .* expected|no longer the object|changed while"):
+        with pytest.raises(readers.StaleIndexError, match=r"bytes, expected|changed since it was read|changed while"):
             everything(old)
 
 
@@ -321,7 +321,7 @@ def test_a_shard_that_changes_while_it_is_read(reader: Any, address: str, packed
         reader.read(0)
         Remote(address).store.put(name, flipped(packed / name, 100), crc32c=0)
         Remote(address).store.put("train-000001.tar", b"short", crc32c=0)
-        message = re.escape(f"{address}/{name}, bytes") + ".*no longer the object"
+        message = re.escape(f"{address}/{name}, bytes") + ".*changed since it was read"
         reader.prefetch([2])
         for call in (lambda: reader.read(1), lambda: reader.read_many([1, 2]), lambda: reader.read(2)):
             with pytest.raises(readers.StaleIndexError, match=message):
@@ -402,13 +402,13 @@ def test_faults_that_pass(fault: Fault, reader: Any, proxy: Proxy, local: Any) -
     ("fault", "kind", "message"),
     [
         (Fault("status", status=500), readers.RemoteError, r"after 2 retries.*500.*check the network"),
-        (Fault("status", status=403), readers.RemoteError, "access was denied; check credentials"),
+        (Fault("status", status=403), readers.RemoteError, "access was denied; check the credentials"),
         (Fault("status", status=401), readers.RemoteError, "credentials are missing or wrong"),
         (Fault("status", status=404), readers.StaleIndexError, "there is no such object"),
-        (Fault("status", status=412), readers.StaleIndexError, "no longer the object that was read before"),
+        (Fault("status", status=412), readers.StaleIndexError, "has changed since it was read"),
         (Fault("reset"), readers.RemoteError, "error sending request"),
         (Fault("truncate"), readers.RemoteError, "the answer broke off"),
-        (Fault("slow", seconds=3), readers.RemoteError, "no whole answer in time.*PACKER_REMOTE_TIMEOUT"),
+        (Fault("slow", seconds=3), readers.RemoteError, "no complete answer in time.*PACKER_REMOTE_TIMEOUT"),
     ],
     ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
 )
@@ -484,7 +484,7 @@ def test_a_server_that_sends_too_much_or_too_little(reader: Any, proxy: Proxy, a
     proxy.heal()
     remote = Remote(address)
     size = remote.head("train-000000.tar")[0].bytes
-    with pytest.raises(TruncatedError, match="came; try again"):
+    with pytest.raises(TruncatedError, match=r"received .*; try again"):
         remote.read(Span("train-000000.tar", size - 5, size + 5))
     before = len(proxy.log)
     assert bytes(remote.read(Span("train-000000.tar", 7, 7))[0]) == b"" and len(proxy.log) == before
@@ -643,7 +643,7 @@ def test_staging_objects_that_change(
     proxy.delay = 0.05
     thread = threading.Thread(target=swap)
     thread.start()
-    with pytest.raises(readers.StagingError, match=r"train-000001.tar.*(no longer the object|changed|CRC32C)"):
+    with pytest.raises(readers.StagingError, match=r"train-000001.tar.*(changed|CRC32C)"):
         staged(address, tmp_path / "meanwhile", threads=1)
     thread.join()
     with pytest.raises(readers.StagingError, match=r"train-000001.tar: the CRC32C of its bytes"):
@@ -723,13 +723,13 @@ def test_a_root_certificate_is_a_path_or_text(
     ("scheme", "certificate", "trusted", "message"),
     [
         *(
-            (scheme, "good", False, "no authority that this machine trusts.*private one, set {}ROOT_CERTIFICATE to")
+            (scheme, "good", False, "not signed by an authority that this machine trusts.*set {}ROOT_CERTIFICATE to")
             for scheme in ("https", "s3", "az", "gs")
         ),
         ("s3", "expired", True, "the server's certificate has expired.*clock"),
         ("az", "other", True, "certificate is for another host; check the endpoint"),
-        ("gs", "", True, "the server does not speak TLS there; check the port"),
-        ("https", "", True, "the server does not speak TLS there; check the port"),
+        ("gs", "", True, "the server does not speak TLS; check the port"),
+        ("https", "", True, "the server does not speak TLS; check the port"),
     ],
 )
 def test_failures_of_tls_say_so(
@@ -769,20 +769,20 @@ def test_failures_of_tls_say_so(
             "gs://box/set",
             {"GOOGLE_APPLICATION_CREDENTIALS": "bad"},
             DeniedError,
-            "GOOGLE_APPLICATION_CREDENTIALS names is",
+            "named by GOOGLE_APPLICATION_CREDENTIALS is",
         ),
         (
             "s3://box/set",
             {"AWS_ROOT_CERTIFICATE": "none.pem"},
             CertificateError,
-            "nor a file that can be read.*No such",
+            "nor a readable file.*No such",
         ),
         ("s3://box/set", {"AWS_ROOT_CERTIFICATE": "bad"}, CertificateError, "AWS_ROOT_CERTIFICATE.*no PEM certificate"),
         (
             "s3://box/set",
             {"AWS_ROOT_CERTIFICATE": "-----BEGIN CERTIFICATE-----\nxx\n-----END CERTIFICATE-----\n"},
             CertificateError,
-            "no PEM certificate",
+            "no readable PEM certificate",
         ),
         (
             "s3://box/set",
@@ -794,7 +794,7 @@ def test_failures_of_tls_say_so(
             "s3://box/set",
             {"AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ALLOW_HTTP": "true"},
             RemoteError,
-            "nothing listens there; check the endpoint and its port",
+            "no server listens there; check the endpoint and its port",
         ),
     ],
 )
@@ -840,9 +840,9 @@ def test_messages_name_the_variables_of_the_kind_of_store(scheme: str, own: str,
     ("address", "message"),
     [
         ("ftp://host/set", "not an address of the kinds s3://"),
-        ("s3://", "names no bucket"),
+        ("s3://", "has no bucket"),
         ("s3://user:SECRET@bucket/set", "credentials do not belong in the address"),
-        ("https://host/set?sig=SECRET", "has a query after it"),
+        ("https://host/set?sig=SECRET", "has a query"),
         ("s3://bucket/a/../b", "dotted"),
         ("https://user:HALF@SECRET@host/set", "."),
         ("https://user:SECRET@SECRET@host:80/set", "."),

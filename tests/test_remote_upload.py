@@ -118,7 +118,7 @@ def test_foreign_objects_stay(target: str, packed: Path, proxy: Proxy) -> None:
     url = f"{proxy.url}/{target.removeprefix('s3://')}/train-000000.tar"
     headers = {"Content-Type": "application/octet-stream"}
     urllib.request.urlopen(urllib.request.Request(url, b"foreign", headers, method="PUT")).close()
-    with pytest.raises(readers.OutputError, match="packer has not written"):
+    with pytest.raises(readers.OutputError, match="packer did not write"):
         packer.upload(packed, target)
     assert there(target)["train-000000.tar"] == b"foreign" and "dataset.json" not in there(target)
 
@@ -167,7 +167,7 @@ def test_what_is_damaged_is_not_committed(
     copy = Path(shutil.copytree(packed, tmp_path / "copy"))
     shard = copy / "train-000001.tar"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    with pytest.raises(readers.OutputError, match=f"{shard.name}: is not what dataset.json says; run  packer verify"):
+    with pytest.raises(readers.OutputError, match=f"{shard.name}: does not match dataset.json; run  packer verify"):
         packer.upload(copy, f"{target}/copy")
     assert not any(name.endswith("dataset.json") for name in there(target))
 
@@ -191,7 +191,7 @@ def test_a_web_server(folder: tuple[Path, str], packed: Path, tree: Path, tmp_pa
     shard = served / "train-000000.tar"
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
     (served / "dataset.json").unlink()
-    with pytest.raises(readers.OutputError, match=r"packer has not written .*; remove it there, or choose") as caught:
+    with pytest.raises(readers.OutputError, match=r"packer did not write .*; remove it, or choose") as caught:
         packer.upload(packed, url)
     assert not (served / "dataset.json").exists() and "pass overwrite=True" not in str(caught.value)
     repaired = packer.upload(packed, url, overwrite=True)
@@ -273,7 +273,7 @@ def test_verify(target: str, packed: Path, proxy: Proxy) -> None:
     problems = [str(problem) for problem in sorted(packer.verify(target).problems, key=str)]
     for text, what in zip(problems, ("CRC32C of the whole file is", "bytes, ", "no such object"), strict=True):
         assert what in text
-    with pytest.raises(readers.RemoteError, match="need the files here; run  packer stage"):
+    with pytest.raises(readers.RemoteError, match="need local files; run  packer stage"):
         packer.verify(target, deep=True)
     proxy.faults.append(Fault("status", where="train-000004", times=99))
     with pytest.raises(readers.RemoteError, match="500"):

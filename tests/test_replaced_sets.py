@@ -140,7 +140,7 @@ def test_opening_a_set_while_it_is_replaced(
 
 def test_a_damaged_set_is_still_a_damaged_set(packed: Path) -> None:
     (packed / "train-000000.tar").write_bytes(b"short")
-    with readers.open(packed, "train") as reader, pytest.raises(StaleIndexError, match=r"were indexed.*packer index"):
+    with readers.open(packed, "train") as reader, pytest.raises(StaleIndexError, match=r"as indexed.*packer index"):
         reader.read(0)
     (packed / "train.index" / "shard.npy").unlink()
     with pytest.raises(DatasetError, match="missing index column; unless the set is being replaced right now"):

@@ -276,7 +276,7 @@ def test_what_else_writes_waits_or_is_refused(task: Callable[..., ConvertResult]
 def test_a_set_is_replaced_by_the_commit(tree: Path, task: Callable[..., ConvertResult], tmp_path: Path) -> None:
     out = tmp_path / "out"
     convert(tree, out, "tfrecord")
-    with pytest.raises(OutputError, match="holds a set made from another source"):
+    with pytest.raises(OutputError, match="has a set made from another source"):
         task(0, 2)
     for number in range(2):
         task(number, 2, overwrite=True)
@@ -291,8 +291,8 @@ def test_a_set_is_replaced_by_the_commit(tree: Path, task: Callable[..., Convert
         ("{", "cannot be read"),
         ("[1]", "cannot be read"),
         ({"splits": [["../x", "", 1]]}, "cannot be read"),
-        ({"splits": [["train", "", 1 << 40]]}, "numbers of shards that no set has"),
-        ({"splits": [["train", "", -1]]}, "numbers of shards that no set has"),
+        ({"splits": [["train", "", 1 << 40]]}, "impossible numbers of shards"),
+        ({"splits": [["train", "", -1]]}, "impossible numbers of shards"),
         ({"tasks": 0}, "0 tasks"),
         ({"to": "zip"}, "cannot be read"),
         ({"version": 9}, "version 9"),

@@ -283,12 +283,12 @@ def test_tls(start: Any, certificates: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("localhost", r"127\.0\.0\.1"),
         ("::1", "::1"),
         ("127.0.0.0/8", r"127\.0\.0\.1"),
-        (None, "the name of this machine, localhost, means 127.0.0.1 here, where no other node can reach it"),
+        (None, "the name of this machine, localhost, resolves to 127.0.0.1, where no other node can reach it"),
         ("0.0.0.0", "every network"),
         ("::", "every network"),
         ("198.51.100.0/24", "no address in the network 198.51.100.0/24"),
         ("127.0.0.1/33", "not a network"),
-        ("no-such-host.invalid", "not known here"),
+        ("no-such-host.invalid", "cannot be resolved"),
     ],
 )
 def test_the_address_to_listen_at(host: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,10 +376,10 @@ def test_all_processes_share_one_token(tmp_path: Path) -> None:
     assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != found, "another job has its own"
     (tmp_path / "0-set-2").mkdir()
     (tmp_path / "0-set-2").chmod(0o777)
-    with pytest.raises(ServingError, match="not a directory that belongs to this user alone"):
+    with pytest.raises(ServingError, match="not a directory of this user alone"):
         Rendezvous.make(tmp_path, "0", "set", 2)
     (tmp_path / "file").touch()
-    with pytest.raises(ServingError, match="cannot be made"):
+    with pytest.raises(ServingError, match="cannot be created"):
         Rendezvous.make(tmp_path / "file", "0", "set", 2)
 
 

@@ -214,7 +214,7 @@ def test_an_unfinished_conversion_and_a_hostile_list_of_names(one: Path, base: P
     out = tmp_path / "out"
     (out / ".packing").mkdir(parents=True)
     (out / ".packing" / "plan.json").write_text("{}")
-    with pytest.raises(readers.OutputError, match="holds an unfinished conversion"):
+    with pytest.raises(readers.OutputError, match="has an unfinished conversion"):
         packer.subset(one, out, lambda whole: whole.every(2))
     assert os.listdir(out) == [".packing"]
 

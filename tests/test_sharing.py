@@ -233,7 +233,7 @@ def test_a_node_that_fails_costs_no_sample(cluster: Any, fail: Any, truth: list[
     fail(made, 2, how)
 
     def work() -> None:
-        with pytest.warns(UserWarning, match=r"node 2 is left out for .* read from the source") as said:
+        with pytest.warns(UserWarning, match=r"node 2 is not asked for .* read from the source") as said:
             for _ in range(3):
                 assert [bytes(data) for data in made.readers[0].read_many(range(len(truth)))] == truth
         assert len(said) == 1, "once"
@@ -250,7 +250,7 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
     reader, part = made.readers[0], list(NodeLocal(len(truth), 2).local_part(1))
     made.readers[1].read_many(part)
     made.shared[1].close()
-    with pytest.warns(UserWarning, match="node 1 is left out"):
+    with pytest.warns(UserWarning, match="node 1 is not asked"):
         reader.read_many(part)
     assert reader.store.stats().left_out == (1,)
     made.servers[1] = made.shared[1].serve(Server)
@@ -297,7 +297,7 @@ def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: li
         for thread in threads:
             thread.join()
 
-    with pytest.warns(UserWarning, match="node 1 is left out") as said:
+    with pytest.warns(UserWarning, match="node 1 is not asked") as said:
         hanging(work)
     assert len(said) == 1 and made.readers[0].store.stats().failures == 1
 
@@ -313,7 +313,7 @@ def test_jobs_in_one_folder_do_not_mix(
         made.append(readers.share(plain, tmp_path, node=int(job) - 1, nodes=2, **_LOCAL))
         made[-1].serve(Server)
     with pytest.warns(UserWarning, match=r"1 node \(0\) of 2 have not published their address"), made[1] as reader:
-        with pytest.warns(UserWarning, match="node 0 is left out .* it has not said where it listens"):
+        with pytest.warns(UserWarning, match="node 0 is not asked .* it has not published its address"):
             assert list(map(bytes, reader.read_many(range(len(truth))))) == truth
         assert reader.store.stats().near == 0
     made[0].close()
@@ -484,7 +484,7 @@ def test_server_processes_that_are_killed_are_started_again(
                     read_epoch()
         texts = [str(warning.message) for warning in said]
         for node in range(2):
-            assert any(f"node {node} is left out" in text for text in texts)
+            assert any(f"node {node} is not asked" in text for text in texts)
             started = f"the server process of node {node} has ended: it was started again"
             assert sum(started in text for text in texts) == kills
     assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
@@ -574,7 +574,7 @@ def test_pauses_double_and_the_warning_comes_once(clock: Any, error: Exception |
         return Answers(error) if error is not None else None
 
     store = neighbours(connect)
-    with pytest.warns(UserWarning, match="node 1 is left out for 5 s, .* read from the source: ") as said:
+    with pytest.warns(UserWarning, match="node 1 is not asked for 5 s, .* read from the source: ") as said:
         for _ in range(4000):
             store.prefetch(rows(12, 3))
             assert store.read(rows(11, 5)) == [b"11", b"5"] and store.stats().left_out == (1,)
@@ -588,7 +588,7 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
     """The others read the source until it has answered; then all ask it, and its next failure is a first one."""
     answers: list[Answers] = [Answers(SlowError("slow"))]
     store = neighbours(lambda node: answers[-1])
-    with pytest.warns(UserWarning, match="left out for 5 s"):
+    with pytest.warns(UserWarning, match="not asked for 5 s"):
         store.read_one(11, 0, 0, 2)
     answers.append(Answers())
     answers[-1].gate = threading.Event()
@@ -615,7 +615,7 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
 
 def test_many_nodes_that_fail_are_not_a_flood_of_warnings(clock: Any) -> None:
     store = neighbours(lambda node: None, nodes=100)
-    with pytest.warns(UserWarning, match="left out") as said:
+    with pytest.warns(UserWarning, match="is not asked") as said:
         assert store.read(rows(*range(0, 1000, 7))) == [b"%d" % row for row in range(0, 1000, 7)]
     assert len(said) == 8 and len(store.stats().left_out) == 99
 

@@ -254,7 +254,7 @@ def test_names_of_classes_without_numbers_are_labels(tmp_path: Path, feature: st
 def test_names_of_classes_without_numbers_are_named_by_an_index(tmp_path: Path) -> None:
     texts_of(tmp_path / "x.tfrecord", "image__class__text", [b"dog", b"cat"])
     result = packer.index(tmp_path / "x.tfrecord", output=tmp_path / "out", workers=1)
-    assert any("2 images (the first: 0) with the name of a class and no number" in text for text in result.warnings)
+    assert any("2 images (the first: 0) with a class name but no number" in text for text in result.warnings)
 
 
 def test_names_and_numbers_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -914,7 +914,7 @@ def test_the_development_kit_gives_the_labels_of_val(tmp_path: Path) -> None:
     kit(root, "3\n1\n9\n")
     assert "image 3 is of the class '9'" in refusal(root)
     kit(root, "")
-    assert "holds no data/ILSVRC2012_validation_ground_truth" in refusal(root)
+    assert "has no data/ILSVRC2012_validation_ground_truth" in refusal(root)
 
 
 @pytest.mark.parametrize("where", ["next to the images", "above val", "next to train and val", "above CLS-LOC"])

@@ -164,7 +164,7 @@ def test_several_sets_in_a_repository(tmp_path: Path) -> None:
         write_parquet(tmp_path / name / "train-00000-of-00001.parquet", [row(0)])
     (tmp_path / "README.md").write_text("# Two")
     said = refusal(tmp_path)
-    assert "holds 2 data sets: large, small; name" in said and f"packer convert {tmp_path}/large" in said
+    assert "has 2 data sets: large, small; name" in said and f"packer convert {tmp_path}/large" in said
     assert list(packer.open_source(tmp_path / "small").list(None).splits) == ["train"]
 
 
@@ -187,7 +187,7 @@ TWICE = {**FEATURES, "label": {"_type": "ClassLabel", "names": [1, 1]}}
         (lambda root: write_parquet(root / "train-00000-of-00003.parquet", [row(0)]), "first of them train-00001-of"),
         (lambda root: one_file(root, [row(0, label=3)]), "row 1 has the 'label' 3, the last is 2"),
         (lambda root: two_files(root, size="large"), "its column 'size' is missing, or not as in"),
-        (lambda root: one_file(root, [row(0)], features=TWICE), "the names of its classes"),
+        (lambda root: one_file(root, [row(0)], features=TWICE), "its class names"),
         (lambda root: one_file(root, [row(0)], features={"image": {"_type": "Audio"}}), "no column of images"),
         (lfs_pointer, "a pointer of Git LFS and not the file; run  git lfs pull"),
     ],
@@ -706,7 +706,7 @@ def unknown_type(made: Beton) -> None:
         (lambda made: made.rows.extend([made.rows[1]] * 9000), {}, "places are shared"),
         (lambda made: made.allocations.clear(), {}, "has no table of allocations"),
         (lambda made: with_row(made, 0, label=-5), {}, "row 1: the label -5 is out of range"),
-        (unknown_type, {}, "of its own"),
+        (unknown_type, {}, "user-defined"),
         (lambda made: None, {"samples": (1 << 64) - 1}, "truncated, or the program that wrote it did not finish"),
         (lambda made: None, {"samples": 0}, "no samples"),
         (lambda made: None, {"table": 0}, "did not finish"),
@@ -863,7 +863,7 @@ def test_what_is_no_image_in_an_environment_is_left_out_and_nothing_is_written(t
     result = packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (result.samples, sum(result.left_out.values())) == (5, 2)
     assert {entry.name: entry.stat().st_mtime_ns for entry in os.scandir(path)} == before
-    with pytest.raises(PackerError, match=f"{tmp_path}/y: holds no values"):
+    with pytest.raises(PackerError, match=f"{tmp_path}/y: has no values"):
         packer.convert(write_lmdb(tmp_path / "y", {}), "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 

@@ -299,7 +299,7 @@ def test_csv_as_it_comes(tree: Path) -> None:
         ('{"path": "x"\n', "line 1: not JSON"),
         ('{"path": "x"}\n[1]\n', "line 2: expected a JSON object, found list"),
         ("[" * 100_000 + "\n", "line 1: not JSON"),
-        ('{"path": {"bytes": null}}\n', "line 1: the column 'path' holds a dict, expected the path of a file"),
+        ('{"path": {"bytes": null}}\n', "line 1: the column 'path' has a dict, expected the path of a file"),
         ('{"path": "a\\u0000b"}\n', "cannot be the name of a sample"),
         ('{"path": "\\ud800"}\n', "not UTF-8"),
         ("", "no column of image paths"),

@@ -190,7 +190,7 @@ def test_a_manifest_with_addresses_next_to_its_files_stays_one(tmp_path: Path) -
     (tmp_path / "list.csv").write_text("path,url\n1.jpg,https://example.org/1.jpg\n", encoding="utf-8")
     assert "manifest" in packer.open_source(tmp_path / "list.csv").title
     (tmp_path / "notes.txt").write_text("not a list of addresses\n", encoding="utf-8")
-    assert "no kind of source that packer knows" in refusal(tmp_path / "notes.txt")
+    assert "not a known kind of source" in refusal(tmp_path / "notes.txt")
 
 
 # --- servers at fault ---------------------------------------------------------------------------------------------
@@ -441,7 +441,7 @@ def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server, add
     assert running.returncode == -signal.SIGKILL and not (tmp_path / "out/dataset.json").exists()
     before = Counter(server.asked)
     done = subprocess.run([*map(str, line)], capture_output=True, text=True, timeout=300, check=True)
-    assert "2 of 3 shards are whole already" in done.stderr
+    assert "2 of 3 shards are complete already" in done.stderr
     again = {name for name in PICTURES if server.asked[name] > before[name]}
     assert again == {f"/{number}.jpg" for number in range(8, 12)}
     assert images_of(tmp_path / "out") == [*PICTURES.values()]

@@ -143,7 +143,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     [
         (("nowhere",), 2, "Path 'nowhere' does not exist"),
         (("{tree}",), 1, "not a packed set (no dataset.json)"),
-        (("{source}", "--target", "$NOT_SET/x"), 1, "names $NOT_SET, which is not set here"),
+        (("{source}", "--target", "$NOT_SET/x"), 1, "names $NOT_SET, which is not set"),
         (("{source}", "--target", "{tmp}", "--part", "2/2"), 2, "'2/2' is neither I/N"),
         (("{source}", "--target", "{tmp}", "--fraction", "0"), 2, "0.0 is not in the range"),
         (("{source}", "--target", "{tmp}", "--split", "test"), 1, "no split 'test'; it has train, val"),
@@ -151,8 +151,8 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
         (("{source}", "--target", "{tmp}", "--quota", "10kB"), 1, "the quota is 10,000"),
         (("{source}", "--target", "{source}/dataset.json"), 1, "not a directory; choose another"),
         (("{source}", "--target", "/proc/nothing"), 1, "/proc/nothing"),
-        (("{source}", "--target", "/no-such-disk"), 1, "/no-such-disk: no such directory, and none is made in /"),
-        (("{source}", "--target", "{tmp}/no/here"), 1, "to make it in; choose another directory with --target DIR"),
+        (("{source}", "--target", "/no-such-disk"), 1, "/no-such-disk: no such directory, and none is created in /"),
+        (("{source}", "--target", "{tmp}/no/here"), 1, "to create it in; choose another directory with --target DIR"),
         (("{source}", "--target", "{tmp}", "--", "no-such-program"), 1, "no-such-program: cannot be run"),
         (("ls", "--target", "$NOT_SET"), 1, "names $NOT_SET"),
     ],
@@ -280,9 +280,9 @@ def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
     home = tmp_path / "home"
     shutil.copytree(local.parent, home / local.parent.name)  # all markers copied, for other directories
     before = files_of(home)
-    with pytest.raises(readers.StagingError, match="holds files but not the marker of a staging directory"):
+    with pytest.raises(readers.StagingError, match="has files but not the marker of a staging directory"):
         packer.clean_staged(target=home)
-    refused("holds files but not the marker", sets[0], home)
+    refused("has files but not the marker", sets[0], home)
     shutil.copytree(local, local.parent / "copied")  # and a copied copy inside our directory
     assert len(packer.clean_staged(target=tmp_path / "node").removed) == 1
     assert files_of(home) == before and (local.parent / "copied/dataset.json").exists()
@@ -444,7 +444,7 @@ def test_as_files_it_is_the_original_tree(tree: Path, tmp_path: Path, monkeypatc
             assert files_of(local) == files_of(tree) and first.path == local
             assert sum(reads) == 45 and len(reads) <= 8, "neighbours are read together"
         patch.setattr(copies, "MAX_RECORD_BYTES", 1000)
-        with pytest.raises(readers.StagingError, match="1,000 are the limit"):
+        with pytest.raises(readers.StagingError, match="the limit is 1,000"):
             staged(source, tmp_path / "other", form="files")
     with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as found:
         assert found == local and again.counts.copied == 0 and again.counts.found == first.counts.copied == 45
@@ -859,5 +859,5 @@ def test_a_disk_that_fills_up_ends_all_waiting(
         reader = open_staged(local, source, FOREVER)
         read_epoch(reader, order)
         assert reader.store.stats().local <= 8 and reader.store.stats().source >= 28
-        with pytest.raises(readers.StagingError, match="No space left on device in the middle of copying; make room"):
+        with pytest.raises(readers.StagingError, match="No space left on device during the copy; make room"):
             staging.wait(300)

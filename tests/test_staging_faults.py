@@ -110,7 +110,7 @@ def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
                 file.write(bytes(4096))
         _, errors = process.communicate(timeout=DEADLINE)
         assert process.returncode == 1
-        assert "NoRoomError" in errors and "No space left on device in the middle of copying; make room" in errors
+        assert "NoRoomError" in errors and "No space left on device during the copy; make room" in errors
         (small / "fill").unlink()
         with (staging := readers.stage(source, small)) as local:
             assert staging.counts.found >= 2

@@ -49,7 +49,7 @@ def test_missing_truncated_and_grown_shards(packed: Path) -> None:
         file.write(b"x")
     whats = {p.shard: p.what for p in packer.verify(packed, workers=1).problems}
     assert "cannot be opened: No such file" in whats[shards[0].name]
-    assert f"has {size - 1} bytes, {size} were indexed" in whats[shards[1].name]
+    assert f"has {size - 1} bytes, expected {size} as indexed" in whats[shards[1].name]
     assert "bytes, " in whats[shards[2].name] and len(whats) == 3
 
 
@@ -95,7 +95,7 @@ def test_inspect_does_not_take_counts_for_bits(tmp_path: Path) -> None:
     convert(tmp_path / "in", tmp_path / "out", "hdf5")
     shown = CliRunner().invoke(cli, ["inspect", str(tmp_path / "out")]).output
     assert "  coding  1 component: 8 images\n" in shown
-    assert "  remark  8 images of more than 8 bits a channel (the first: 0.png)" in shown
+    assert "  remark  8 images with more than 8 bits per channel (the first: 0.png)" in shown
 
 
 def test_inspect(packed: Path, tree: Path, tmp_path: Path) -> None:

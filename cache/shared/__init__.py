@@ -1,1 +1,1 @@
-"""Bytes that all processes of a node share: one segment of memory, filled once, read without a lock or a copy."""
+"""A cache that all processes of a node share: one memory segment, filled once, read without locks or copies."""

@@ -1,11 +1,11 @@
-"""A cache of opaque bytes that all processes of a node share: a fixed number of slots, nothing is ever evicted.
+"""A cache of opaque bytes that all processes of a node share: a fixed number of slots, and no eviction.
 
-A slot is filled once, by the first process that does so, and read from then on as a view of the shared memory: without
-a lock, a copy or a system call. What does not fit is not stored, and no process ever waits for the fill of another.
-`cache.shared.layout` describes the bytes, `cache.shared.layout` the rules of filling.
+The first process to write a slot fills it; from then on it is read as a view of the shared memory, without a lock, a
+copy or a system call. Data that do not fit are not stored, and no process waits for another one to fill a slot.
+`cache.shared.layout` describes the bytes and the rules for filling.
 
-All processes that have opened a segment own it together: it is removed with its last user, unless it persists.
-Views outlive `close`, and even the segment's name; the memory goes with the last of them. Linux only, 64 bits.
+All processes that have opened a segment own it jointly: the last user removes it, unless it persists. Views stay valid
+after `close`, even after the segment is removed; the memory is freed with the last view. Linux only, 64 bits.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _HITS, _MISSES, _HIT_BYTES, _PUTS, _PUT_BYTES, _PASSED, _DROPPED = range(1, 8)
 
 
 class SharedByteCache:
-    """One segment, as this process uses it. Threads may share it, and it can be forked and pickled."""
+    """One segment as used by this process. Thread-safe; can be forked and pickled."""
 
     def __init__(self, backend: Backend, spec: Spec, segment: Segment, lock: ByteLocks) -> None:
         layout = segment.layout
@@ -81,36 +81,36 @@ class SharedByteCache:
     ) -> SharedByteCache:
         """Open the segment of this (user, job, fingerprint, kind, slots), or create it.
 
-        fingerprint, kind, job: the data set, what is kept of it, and the job (default: that of the batch system, else
-            "0"); about 800 characters together at most.
+        fingerprint, kind, job: identify the data set, the form in which it is cached, and the job (default: the number
+            that the batch system gave it, else "0"); together about 800 characters at most.
         slots: the number of samples.
-        capacity_bytes: room for their bytes; a segment that is in use keeps the capacity it has.
-        directory: where files of the backend "file" are, a tmpfs.
+        capacity_bytes: room for their bytes. A segment that is in use keeps its capacity.
+        directory: a tmpfs for the files of the backend "file".
         backend: "file", "memfd" (a new segment, for this process and its children), "mpi" (collective over `comm`,
             default COMM_WORLD; shared by its ranks on this node), or a `Backend`.
         persist: keep the segment when its last user leaves.
-        title: what users call the data set, for `list_caches`.
+        title: the data set's name for users, shown by `list_caches`.
 
-        Where another file has its name, or a process that was stopped is creating it, the segment is created under
-        another name, with a warning. Raises CacheFullError where there is no room for it, CacheDirectoryError where
-        files cannot be created in the directory, ForeignCacheError or CacheBusyError where all names are taken.
+        If another file has the segment's name, or a stopped process is still creating it, the segment is created under
+        another name, with a warning. Raises CacheFullError if there is no room for it, CacheDirectoryError if files
+        cannot be created in the directory, ForeignCacheError or CacheBusyError if all names are taken.
         """
         require_shared_memory()
         identity = Identity(os.geteuid(), job_name(os.environ) if job is None else job, fingerprint, kind, slots)
         spec = Spec(identity, capacity_bytes, Path(directory), persist, comm, title)
         if isinstance(backend, str):
             if backend not in _BACKENDS:
-                raise ValueError(f"no cache backend {backend!r}: there are {', '.join(_BACKENDS)}")
+                raise ValueError(f"no cache backend {backend!r}; there are {', '.join(_BACKENDS)}")
             backend = _BACKENDS[backend]()
         return cls(backend, spec, *backend.attach(spec))
 
     @staticmethod
     def table_bytes(slots: int) -> int:
-        """What a segment of so many slots takes besides its capacity."""
+        """The size of a segment in bytes, apart from its capacity."""
         return Layout(slots, 0).total_bytes
 
     def get(self, slot: int) -> memoryview | None:
-        """A read-only view of the bytes, which never change; None where there are none (yet)."""
+        """A read-only view of the bytes, which never change; None if the slot is empty."""
         word = self._words[slot]
         if word and slot >= 0:
             start = word >> LENGTH_BITS << 6
@@ -120,7 +120,7 @@ class SharedByteCache:
         return self._search(slot)
 
     def has(self, slot: int) -> bool:
-        """Whether the slot is filled; after a crash, bytes yet to be checked count too."""
+        """Whether the slot is filled. After a crash, bytes that are still to be checked count as filled."""
         table = self._table(slot)
         return table.words[slot] != 0 or table.owners[slot] == SUSPECT
 
@@ -129,7 +129,7 @@ class SharedByteCache:
         return self._user().segment.slots.present()
 
     def put(self, slot: int, data: Buffer) -> bool:
-        """Fill the slot with a copy of the bytes. False: no room, or another process has filled it or is filling it."""
+        """Copy the bytes into the slot. False: no room, or another process has filled it or is filling it."""
         table, member = self._table(slot), self._user()
         view = memoryview(cast("bytes", data))
         view = view.cast("B") if view.nbytes else memoryview(b"")
@@ -143,17 +143,17 @@ class SharedByteCache:
         return stored
 
     def drop(self, slot: int) -> None:
-        """Stop returning these bytes, which are wrong. The slot can be filled again; the space is lost."""
+        """Discard wrong bytes. The slot can be filled again, but the space is lost."""
         if self.has(slot):
             self._user().erase(slot)
             self._add((_DROPPED, 1))
 
     def check(self, slot: int) -> bool:
-        """Whether there are bytes with the CRC32C that they were stored with. Wrong bytes are dropped."""
+        """Whether the slot has bytes that match the CRC32C stored with them. Wrong bytes are dropped."""
         table = self._table(slot)
         word, crc = table.words[slot], table.crcs[slot]
         if not word:
-            return self.get(slot) is not None  # what a crash left is checked there
+            return self.get(slot) is not None  # `get` checks what a crash left
         span = table.span(word)
         if span is not None and crc32c(self._arena[slice(*span)]) == crc:
             return True
@@ -162,35 +162,35 @@ class SharedByteCache:
         return False
 
     def count(self, *, hits: int = 0, misses: int = 0, hit_bytes: int = 0, passed: int = 0) -> None:
-        """Add to the statistics, for instance once a batch: `get` counts nothing."""
+        """Add to the statistics, for example once per batch; `get` counts nothing."""
         self._add((_HITS, hits), (_MISSES, misses), (_HIT_BYTES, hit_bytes), (_PASSED, passed))
 
     def stats(self) -> CacheStats:
-        """What all processes have done with the segment since it was made."""
+        """The statistics of all processes since the segment was created."""
         return self._user().users.stats()
 
     @property
     def slots(self) -> int:
-        """How many samples there can be: slots 0 to slots - 1."""
+        """The number of slots, one per sample."""
         return self._layout.slots
 
     @property
     def capacity_bytes(self) -> int:
-        """Size of the arena; not that requested where the segment existed already."""
+        """Size of the arena in bytes; may differ from the requested one if the segment existed already."""
         return self._layout.capacity_bytes
 
     @property
     def used_bytes(self) -> int:
-        """Used part of the capacity: samples, at multiples of 64, those being filled and lost ones included."""
+        """Used part of the capacity: samples padded to 64 bytes, including unfinished and dropped ones."""
         return self._user().segment.slots.tail - self._start
 
     @property
     def full(self) -> bool:
-        """Whether there is no room for one more sample of average size. Smaller ones may still fit."""
+        """Whether there is no room for a sample of average size. Smaller ones may still fit."""
         return self._user().segment.slots.is_full
 
     def close(self) -> None:
-        """Leave the segment; the last user to leave removes it, unless it persists. Views stay valid."""
+        """Leave the segment; the last user removes it, unless it persists. Views stay valid."""
         self._words = self._arena = _Closed()
         self._leave()
         self._member = None
@@ -222,10 +222,10 @@ class SharedByteCache:
         return self._user().segment.slots
 
     def _search(self, slot: int) -> memoryview | None:
-        """`get` of a slot without a usable word."""
+        """`get` for a slot that is empty, unchecked or damaged."""
         table = self._table(slot)
         word = table.words[slot]
-        if word and table.span(word) is None:  # damage: no process writes that
+        if word and table.span(word) is None:  # the table is damaged: no process writes such a word
             self.drop(slot)
         return self._settle(slot) if table.owners[slot] == SUSPECT else None
 
@@ -238,7 +238,7 @@ class SharedByteCache:
         right = view is not None and crc32c(view) == crc
         if member.settle(slot, word, right) and not right:
             self._add((_DROPPED, 1))
-        return view if right and table.words[slot] == word else None  # not published: another fill may use its room
+        return view if right and table.words[slot] == word else None  # if not published, another fill may reuse it
 
     def _add(self, *counts: tuple[int, int]) -> None:
         member = self._user()
@@ -249,7 +249,7 @@ class SharedByteCache:
 
 
 class _Closed:
-    """In place of the memory, so that `get` need not check whether the cache is open."""
+    """Replaces the memory after `close`, so that `get` need not check whether the cache is open."""
 
     def __getitem__(self, key: object) -> NoReturn:
         raise ClosedCacheError("the cache is closed")
@@ -259,14 +259,14 @@ def _attach_again(backend: Backend, spec: Spec, ticket: Mapping[str, Any]) -> Sh
     return SharedByteCache(backend, spec, *backend.attach_again(spec, ticket))
 
 
-# Segments in an MPI shared window: for ranks of MPI where no tmpfs may be written to.
+# Segments in an MPI shared window, for MPI ranks on nodes without a writable tmpfs.
 #
 # `open` is collective over the ranks of `comm` on this node. The first rank allocates the memory
 # (`MPI.Win.Allocate_shared`), zeroes it and turns it into a segment; the others map it. MPI's own locks outlive a dead
-# owner, so locks are taken on an empty file in the temporary folder, which has no name any more when `open` returns.
+# owner, so locks are taken on an empty file in the temporary folder, which is unlinked before `open` returns.
 #
 # Freeing a window is collective, too, and would invalidate views, so it is left to MPI_Finalize; `close` only leaves
-# the segment. A forked child may read and fill, which needs no MPI. Nothing can be pickled, nothing persists.
+# the segment. A forked child may read and fill, which needs no MPI. A segment cannot be pickled and does not persist.
 
 
 class MpiBackend:
@@ -298,7 +298,7 @@ class MpiBackend:
         return segment, lock
 
     def leave_last(self, segment: Segment) -> None:
-        """MPI frees the memory; it may be gone already."""
+        """Nothing to do: MPI frees the memory, perhaps already."""
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
         raise TypeError("a cache in an MPI window cannot be pickled: fork, or open it on a rank of the communicator")
@@ -308,8 +308,8 @@ class MpiBackend:
 
 
 def _window(mpi: Any, comm: Any, layout: Layout) -> memoryview:
-    """Memory of the first rank, as each rank has it mapped."""
-    if comm.size == 1:  # MPI takes that from the heap, which forked children would not share
+    """The memory of the first rank, as mapped by this rank."""
+    if comm.size == 1:  # MPI would use the heap, which forked children do not share
         return memoryview(mmap.mmap(-1, layout.total_bytes))
     try:
         window = mpi.Win.Allocate_shared(layout.total_bytes if comm.rank == 0 else 0, 1, comm=comm)
@@ -319,7 +319,7 @@ def _window(mpi: Any, comm: Any, layout: Layout) -> memoryview:
 
 
 def _agree(comm: Any, spec: Spec) -> Layout:
-    """The layout of the first rank. All ranks raise alike, or some would wait for ever."""
+    """The layout of the first rank. All ranks raise alike; otherwise some would wait forever."""
     digests = comm.allgather(spec.identity.digest)
     if len(set(digests)) > 1:
         raise ValueError("the ranks of a node must open the same cache: job, fingerprint, kind or slots differ")
@@ -331,7 +331,7 @@ def _agree(comm: Any, spec: Spec) -> Layout:
 
 
 def _room() -> int:
-    """MPI allocates windows in /dev/shm and may not reserve them: touching a missing page kills (SIGBUS)."""
+    """Free bytes for a window. MPI uses /dev/shm and may not reserve it: touching a missing page kills (SIGBUS)."""
     with contextlib.suppress(OSError):
         facts = os.statvfs("/dev/shm")
         return min(facts.f_bavail * facts.f_frsize, available_memory_bytes())
@@ -339,22 +339,22 @@ def _room() -> int:
 
 
 def _common_file(comm: Any) -> ByteLocks:
-    """An empty file without a name, opened by each rank."""
-    path, found = "", None
+    """An unlinked empty file, opened by each rank."""
+    path, lock = "", None
     if comm.rank == 0:
         with contextlib.suppress(OSError):
             number, path = tempfile.mkstemp(prefix="packer-cache-")
-            found = ByteLocks(number)
+            lock = ByteLocks(number)
     path = comm.bcast(path)
     if comm.rank:
         with contextlib.suppress(OSError):
-            found = ByteLocks(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
-    everywhere = all(comm.allgather(found is not None))
+            lock = ByteLocks(os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC))
+    everywhere = all(comm.allgather(lock is not None))
     if comm.rank == 0 and path:
         os.unlink(path)
-    if found is None or not everywhere:
-        raise ForeignCacheError(f"the ranks of this node do not share {tempfile.gettempdir()}, where they keep locks")
-    return found
+    if lock is None or not everywhere:
+        raise ForeignCacheError(f"the ranks of this node do not share {tempfile.gettempdir()}, where locks are kept")
+    return lock
 
 
 _BACKENDS: dict[str, type[Backend]] = {"file": FileBackend, "memfd": MemfdBackend, "mpi": MpiBackend}

@@ -1,24 +1,24 @@
 """Segments as files of a tmpfs, shared by all processes of one user and job on the node.
 
-`packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a temporary name (with 16
-digits more), locked, linked to its name, and only then given its space and its header: a process that opens it
-meanwhile waits for the lock, so two that start at once agree on one, and only one of them reserves memory. A creator
-that dies leaves a file without magic, which the next creator of any segment removes.
+`packer-cache-<uid>-<24 hex digits of the identity>`, mode 0600. A segment is created under a temporary name (16 more
+digits), locked, linked to its name, and only then given its space and header. A process that opens it meanwhile waits
+for the lock, so processes that start at once use the same segment, and only one of them reserves memory. A creator that
+dies leaves a file without magic, which the next creator of any segment removes.
 
 Space is reserved when the segment is created, so touching a page never fails (SIGBUS). A process that finds a segment
-in use accepts its capacity. A segment that no process uses is replaced if it is smaller than requested or damaged, and
-taken over otherwise.
+in use accepts its capacity. A segment without users is replaced if it is damaged or smaller than requested, and taken
+over otherwise.
 
-The name can be guessed, and a file created there first. Files of other users, links, and files of other kinds are left
-alone, and the next of four names is tried; the same happens where the creator of a segment has been stopped. All
-processes try the names in the same order, so later ones still find the same segment.
+The name can be guessed, so another user may create a file of that name first. Files of other users, links, and other
+kinds of files are left alone, and the next of four names is tried; so it is if the creator of a segment has been
+stopped. All processes try the names in the same order, so later ones still find the same segment.
 
-The last user removes the file; if all are killed it stays until the next `open` or `cache.clean_caches`.
+The last user removes the file; if all are killed, it stays until the next `open` or `cache.clean_caches`.
 
-Where no tmpfs can be written to, a segment has no name (memfd): memory of this process that its children inherit. Every
-`open` creates a new one. A forked child inherits it; a pickled copy opens it through /proc/<pid>/fd of the process
-that pickled it, which must still run and belong to the same user. The kernel frees the memory with its last mapping,
-so nothing is ever left behind, and `persist` has no effect. Seals fix the size.
+Without a writable tmpfs, a segment has no name (memfd): it is memory of this process and its children. Every `open`
+creates a new one. A forked child inherits it; a pickled copy opens it through /proc/<pid>/fd of the process that
+pickled it, which must still run and belong to the same user. The kernel frees the memory with its last mapping, so
+nothing is left behind, and `persist` has no effect. Seals fix the size.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from cache.system import fcntl
 NAME = re.compile(r"packer-cache-(\d+)-[0-9a-f]{24}(\.[0-9a-f]{16})?")
 _ATTEMPTS = 1000
 _NAMES = 4
-STANDSTILL_SECONDS = 5.0  # of a creator whose file does not grow; reserving a terabyte takes minutes
+STANDSTILL_SECONDS = 5.0  # while the file of a creator does not grow; reserving a terabyte takes minutes
 _ATTACH_SECONDS = 10.0
 _STEP_BYTES = 1 << 30
 _NO_ROOM = (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG)
@@ -96,7 +96,7 @@ class MemfdBackend:
         return segment, lock
 
     def leave_last(self, segment: Segment) -> None:
-        """The kernel frees the memory."""
+        """Nothing to do: the kernel frees the memory."""
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
         facts = os.fstat(segment.anchor.number)
@@ -110,33 +110,33 @@ class MemfdBackend:
             what = f"the process that pickled the cache must still have it open ({error.strerror})"
             raise ForeignCacheError(error.errno, what, path) from error
         facts = os.fstat(lock.number)
-        found = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
-        if found is None or found[2] != spec.identity.digest:
-            raise ForeignCacheError(f"{path} is another file now: open the cache again and pickle that")
+        file = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
+        if file is None or file[2] != spec.identity.digest:
+            raise ForeignCacheError(f"{path} is another file now; open the cache again and pickle the new one")
         wait_shared(lock, USE, _ATTACH_SECONDS, path)
-        return map_segment(lock, found[0]), lock
+        return map_segment(lock, file[0]), lock
 
 
 def open_file(path: Path) -> ByteLocks | None:
-    """The segment file at that path; None without one. Raises ForeignCacheError for any other file."""
+    """The segment file at a path; None if it does not exist. Raises ForeignCacheError for any other file."""
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        found = ByteLocks(os.open(path, flags))
+        lock = ByteLocks(os.open(path, flags))
     except FileNotFoundError:
         return None
     except OSError as error:
         raise ForeignCacheError(error.errno, f"cannot be opened as a segment: {error.strerror}", str(path)) from error
-    facts = os.fstat(found.number)
+    facts = os.fstat(lock.number)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         what = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
         raise ForeignCacheError(
             f"{path} is {what}, expected -rw------- of user {os.geteuid()}; remove it, or choose another directory"
         )
-    return found
+    return lock
 
 
 def remove_unused(path: Path, *, persistent: bool = False) -> bool:
-    """Remove a segment that no process uses, with `persistent` even one that persists; whether that was done."""
+    """Remove a segment without users, with `persistent` also a persistent one; returns whether it was removed."""
     lock = open_file(path)
     if lock is None or not begins_like_ours(lock.number):
         return False
@@ -151,15 +151,15 @@ def remove_unused(path: Path, *, persistent: bool = False) -> bool:
 
 
 def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -> None:
-    """Give a file its pages. Raises CacheFullError, with errno."""
+    """Reserve the pages of a file. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
     if size > room:  # the kernel would make room by killing a process
         what = (
-            f"no room for a cache segment of {size} bytes: {room} bytes of memory are left; ask for a smaller capacity"
+            f"no room for a cache segment of {size} bytes: {room} bytes of memory are free; ask for a smaller capacity"
         )
         raise CacheFullError(errno.ENOMEM, what, where)
     try:
-        for start in range(0, size, _STEP_BYTES):  # in steps: a signal makes tmpfs begin the call afresh
+        for start in range(0, size, _STEP_BYTES):  # in steps, since a signal makes tmpfs restart the call
             os.posix_fallocate(descriptor.number, start, min(_STEP_BYTES, size - start))
     except OSError as error:
         if error.errno not in _NO_ROOM:
@@ -177,18 +177,18 @@ def _names(spec: Spec) -> Iterator[str]:
 
 
 def _attach(spec: Spec, names: list[str]) -> tuple[Segment, ByteLocks]:
-    """The segment under the first of the names that can be used."""
+    """The segment under the first usable name."""
     refused: list[CacheError] = []
     for name in names:
         try:
-            found = _attach_at(spec.directory / name, spec)
+            segment = _attach_at(spec.directory / name, spec)
         except (ForeignCacheError, CacheBusyError) as error:
             refused.append(error)
             continue
         if refused:
             reasons = "; ".join(map(str, refused))
             warnings.warn(f"the cache is made under another name, {name}, because {reasons}", stacklevel=6)
-        return found
+        return segment
     raise refused[0]
 
 
@@ -197,7 +197,7 @@ def _blocks(lock: ByteLocks) -> int:
 
 
 def _attach_at(path: Path, spec: Spec) -> tuple[Segment, ByteLocks]:
-    for _ in range(_ATTEMPTS):  # others come and go between any two steps; one of them makes progress in each round
+    for _ in range(_ATTEMPTS):  # others may create or remove it between any two steps; each round one makes progress
         lock = open_file(path)
         if lock is None:
             lock = _link(path)
@@ -214,7 +214,7 @@ def _attach_at(path: Path, spec: Spec) -> tuple[Segment, ByteLocks]:
 
 
 def _link(path: Path) -> ByteLocks | None:
-    """A new empty file there, locked before any other process can see it; None where one was quicker."""
+    """Create an empty file, locked before another process can see it; None if another process was faster."""
     nonce = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     try:
         lock = ByteLocks(os.open(nonce, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
@@ -222,7 +222,7 @@ def _link(path: Path) -> ByteLocks | None:
         raise _directory_error(path.parent, error) from error
     try:
         if not lock.try_exclusive(USE):
-            return None  # a process that cleans up has it
+            return None  # another process is removing it
         os.link(nonce, path)
     except (FileExistsError, FileNotFoundError):
         return None
@@ -241,7 +241,7 @@ def _directory_error(directory: Path, error: OSError) -> CacheError:
 
 
 def _sweep(directory: Path) -> None:
-    """Remove what killed creators have left: unlocked files of this user without a magic."""
+    """Remove the remains of killed creators: unlocked files of this user without a magic."""
     for path in directory.glob(f"packer-cache-{os.geteuid()}-*"):
         with contextlib.suppress(OSError):
             lock = open_file(path) if NAME.fullmatch(path.name) else None
@@ -270,28 +270,28 @@ def _create(lock: ByteLocks, path: Path, spec: Spec) -> Segment:
 
 
 def _take_over(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
-    """A segment that no process uses; None where it could not be used and has been removed."""
+    """Take over a segment without users; None if it was unusable and has been removed."""
     try:
-        found = read_header(lock.number, str(path))
+        header = read_header(lock.number, str(path))
     except ForeignCacheError:
         if not begins_like_ours(lock.number):
             raise
-        found = None
-    if found is None or found[0].capacity_bytes < spec.capacity_bytes or found[2] != spec.identity.digest:
+        header = None
+    if header is None or header[0].capacity_bytes < spec.capacity_bytes or header[2] != spec.identity.digest:
         path.unlink()
         return None
-    segment = map_segment(lock, found[0], path)
+    segment = map_segment(lock, header[0], path)
     segment.unseal(spec.persist)
     return segment
 
 
 def _join(lock: ByteLocks, path: Path, spec: Spec) -> Segment | None:
-    """A segment that others use; None where its creator died before it was ready."""
-    found = read_header(lock.number, str(path))
-    if found is None:
+    """Join a segment that is in use; None if its creator died before it was ready."""
+    header = read_header(lock.number, str(path))
+    if header is None:
         return None
-    if found[2] != spec.identity.digest:
-        raise ForeignCacheError(f"{path} is a segment of {found[1]}, expected {spec.identity}")
-    segment = map_segment(lock, found[0], path)
+    if header[2] != spec.identity.digest:
+        raise ForeignCacheError(f"{path} is a segment of {header[1]}, expected {spec.identity}")
+    segment = map_segment(lock, header[0], path)
     segment.resume(spec.persist)
     return segment

@@ -3,46 +3,46 @@
     at        size        what
     0         8           magic, stored last when a segment is created: a file without it is incomplete
     8         4           version of this layout
-    12        4           0x01020304, to know the byte order by
+    12        4           0x01020304, which shows the byte order
     16        8           slots
     24        8           capacity: bytes of the arena
     32        8           bytes of the whole segment
-    40        8           when it was created, ns since 1970
+    40        8           time of creation, ns since 1970
     48        32          SHA-256 of (version, uid, job, fingerprint, kind, slots)
     80        4           length of the text below
     84        4           CRC32C of bytes 8 to 84 and of the text
-    128       896         text: uid, job, fingerprint, kind and title as a JSON object, for people and listings
+    128       896         text: uid, job, fingerprint, kind and title as a JSON object, for listings
     1024      8           state: 1 in use or left by a crash, 2 closed by its last user
-    1032      8           tail: where the free part of the arena begins; it only grows
-    1040      8           1 where the segment stays when no process uses it
+    1032      8           tail: start of the free part of the arena; it only grows
+    1040      8           1 if the segment persists without users
     1048      8           unused
-    1056      8           CRC32C of tail and slot table when it was closed
-    1064      16          boot id of the kernel that state 2 was written under
-    1080      8           samples that were given space of the arena
+    1056      8           CRC32C of tail and slot table when the segment was closed
+    1064      16          boot id of the kernel when state 2 was written
+    1080      8           number of samples that were given space in the arena
     4096      64 · 1024   users, see below
     69632     8 · slots   words:   offset / 64 << 30 | length; 0 is empty. Stored last, after the bytes
     …         8 · slots   pending: a word that is not published: being filled, to be checked, or room of a failed fill
     …         4 · slots   CRC32C of the bytes
-    …         4 · slots   owner:   who fills it; 0: no process; 0xFFFFFFFF: the bytes must be checked before use
-    …         capacity    arena: samples, each at a multiple of 64, in the order of arrival; never moved or reused
+    …         4 · slots   owner:   the user that fills it; 0: none; 0xFFFFFFFF: the bytes must be checked before use
+    …         capacity    arena: samples, each at a multiple of 64, in order of arrival; never moved or reused
 
-Each column begins at a multiple of 64, the arena and its end at a multiple of the page. A sample has fewer than 2^30
-bytes, a segment at most 2^40. Offsets count from the start of the segment.
+Each column begins at a multiple of 64, the arena at a multiple of the page size, at which it also ends. A sample has
+fewer than 2^30 bytes, a segment at most 2^40. Offsets count from the start of the segment.
 
 User n (1 to 1022) is a row of eight 8-byte numbers at 4096 + 64 · n:
 
-    tenure << 32 | process id      the tenure grows each time that the number is assigned
+    tenure << 32 | process id      the tenure grows each time the number is assigned
     hits, misses, hit bytes, puts, put bytes, passed, dropped
 
-A user is alive as long as its lock is held. Only its user writes to a row, so counting needs no lock; the counts of
-earlier users stay in it. A claim on a slot names number and tenure (10 and 22 bits), so that a process that gets the
-number of a dead user does not get its claims. A process beyond 1022 users has no number: it reads, and neither fills
-nor counts.
+A user is alive as long as its lock is held. Each row is written by its user alone, so counting needs no lock; the
+counts of earlier users stay in the row. A claim on a slot contains number and tenure (10 and 22 bits), so a process
+that gets the number of a dead user does not inherit its claims. A process beyond 1022 users has no number: it reads,
+but neither fills nor counts.
 
-Locked bytes (`cache.locks.ByteLocks`), which are beyond the end of the file:
+Locked bytes (`cache.locks.ByteLocks`), all beyond the end of the file:
 
     2^62            USE     shared by every user of the segment; exclusive while it is created, checked or removed
-    2^62 + 1        TABLE   exclusive, for some microseconds, while slots are claimed and words published
+    2^62 + 1        TABLE   exclusive, for microseconds, while slots are claimed and words published
     2^62 + 2 + n    user n  exclusive, as long as user n lives
 """
 
@@ -72,7 +72,7 @@ VERSION = 1
 HEADER_BYTES = 4096
 USE = 1 << 62
 TABLE = USE + 1
-SUSPECT = 0xFFFFFFFF  # in place of an owner: the bytes are to be checked before use
+SUSPECT = 0xFFFFFFFF  # instead of an owner: the bytes must be checked before use
 _USERS_AT = HEADER_BYTES
 _USERS = 1024
 _USER_BYTES = 64
@@ -89,18 +89,18 @@ _TEXT_AT, _TEXT_BYTES = 128, 896
 
 
 def padded(length: int) -> int:
-    """Bytes of the arena for a sample; an empty one uses some too, to have an offset of its own."""
+    """Bytes in the arena for a sample; an empty sample takes some too, so that offsets are unique."""
     return max(ALIGNMENT, -(-length // ALIGNMENT) * ALIGNMENT)
 
 
 def word_of(offset: int, length: int) -> int:
-    """offset (a multiple of 64) and length (below 2^30) in one word."""
+    """Pack offset (a multiple of 64) and length (below 2^30) into one word."""
     return (offset // ALIGNMENT) << LENGTH_BITS | length
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which segment is meant: processes that agree in all of it share one."""
+    """The identity of a segment: processes with equal identities share it."""
 
     uid: int
     job: str
@@ -116,20 +116,20 @@ class Identity:
 
     @property
     def text(self) -> bytes:
-        """The text of the header."""
+        """The JSON text of the header."""
         content = {"uid": self.uid, "job": self.job, "fingerprint": self.fingerprint, "kind": self.kind}
         return json.dumps(content, separators=(",", ":")).encode()
 
     @property
     def digest(self) -> bytes:
-        """SHA-256; segments of another version of the layout are others."""
+        """SHA-256 of the identity and the version of the layout."""
         content = [VERSION, self.uid, self.job, self.fingerprint, self.kind, self.slots]
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Offsets in a segment of so many slots and so many bytes."""
+    """Offsets in a segment with this number of slots and this capacity."""
 
     slots: int
     capacity_bytes: int
@@ -139,7 +139,7 @@ class Layout:
     crcs_at: int = field(init=False)
     owners_at: int = field(init=False)
     arena_at: int = field(init=False)
-    arena_end: int = field(init=False)  # of the space for samples, without the rest of its last page
+    arena_end: int = field(init=False)  # of the space for samples, without the padding of its last page
     total_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -159,7 +159,7 @@ class Layout:
 def make_header(identity: Identity, layout: Layout, title: str = "") -> bytes:
     """The fixed part of the header, without the magic, which is stored last.
 
-    title: the name of the data set for users; its end, where there is no room for all of it.
+    title: the name of the data set for users; cut at the front if it is too long.
     """
     text, sizes = _titled(identity, title), (layout.slots, layout.capacity_bytes, layout.total_bytes)
     fixed = _FIXED.pack(MAGIC, VERSION, _ORDER_MARK, *sizes, time.time_ns(), identity.digest, len(text), 0)
@@ -181,9 +181,9 @@ def begins_like_ours(descriptor: int) -> bool:
 
 
 def read_header(descriptor: int, name: str) -> tuple[Layout, dict[str, Any], bytes] | None:
-    """(layout, the text and "created_ns", digest); None for a segment whose creation was never finished.
+    """(layout, the text plus "created_ns", digest); None for a segment whose creation was not finished.
 
-    Raises ForeignCacheError where this is not a segment, not of this version and machine, damaged or of another size.
+    Raises ForeignCacheError if the file is not a segment, is damaged, or has another version, byte order or size.
     """
     head = os.pread(descriptor, HEADER_BYTES, 0).ljust(HEADER_BYTES, b"\0")
     magic, version, mark, slots, capacity, total, created, digest, length, checksum = _FIXED.unpack_from(head)
@@ -213,13 +213,13 @@ def _whole_pages(size: int) -> int:
 
 
 def user_byte(number: int) -> int:
-    """The byte that user `number` holds."""
+    """The byte that user `number` locks."""
     return TABLE + 1 + number
 
 
 @dataclass(frozen=True)
 class CacheStats:
-    """What all users of a segment have done since it was created, dead ones included; `users` are those alive."""
+    """Statistics of all users of a segment since its creation, including dead ones; `users` counts the living."""
 
     hits: int = 0
     misses: int = 0
@@ -232,16 +232,16 @@ class CacheStats:
 
 
 class Users:
-    """The rows of the users of a segment; `lock` is that of this one."""
+    """The rows of the users of a segment; `lock` belongs to this user."""
 
     def __init__(self, table: memoryview, lock: ByteLocks) -> None:
         self._rows = table[_USERS_AT : _USERS_AT + _USERS * _USER_BYTES].cast("Q")
         self._lock = lock
         self.number = 0
-        self.owner = 0  # the mark of its claims; 0 without a number
+        self.owner = 0  # marks its claims; 0 without a number
 
     def join(self) -> None:
-        """Get the first free number, if there is one."""
+        """Take the first free number, if there is one."""
         for number in range(1, _USERS - 1):
             if self._lock.try_exclusive(user_byte(number)):
                 tenure = (self._rows[number * _WORDS] >> 32) + 1 & _LOW
@@ -250,19 +250,19 @@ class Users:
                 return
 
     def is_alive(self, owner: int) -> bool:
-        """Whether the user that claimed as `owner` is alive."""
+        """Whether the user with the claims of `owner` is alive."""
         number = owner & (1 << _NUMBER_BITS) - 1
         if not 0 < number < _USERS - 1 or owner != _owner(self._rows[number * _WORDS] >> 32, number):
             return False
         return number == self.number or self._lock.is_locked(user_byte(number))
 
     def add(self, column: int, count: int) -> None:
-        """Count something: column 1 hits, 2 misses, 3 hit bytes, 4 puts, 5 put bytes, 6 passed, 7 dropped."""
+        """Add to a counter: column 1 hits, 2 misses, 3 hit bytes, 4 puts, 5 put bytes, 6 passed, 7 dropped."""
         if self.number:
             self._rows[self.number * _WORDS + column] += count
 
     def pids(self) -> Iterator[int]:
-        """Process ids of those alive, as they see them themselves (containers have their own)."""
+        """Process ids of living users, each in its own namespace (containers have their own)."""
         for number in range(1, _USERS - 1):
             pid = self._rows[number * _WORDS] & _LOW
             if pid and (number == self.number or self._lock.is_locked(user_byte(number))):
@@ -279,16 +279,16 @@ def _owner(tenure: int, number: int) -> int:
     return (tenure << _NUMBER_BITS | number) & _LOW
 
 
-# A segment as one process has it mapped, and the backends that provide segments.
+# A segment as mapped by one process, and the backends that provide segments.
 #
 # A backend creates or finds the memory; everything above it works on `Segment` alone. The table is mapped
 # for writing, the arena for reading only: no view can overwrite samples. Samples are written by `pwrite`, which is
 # several times cheaper than faulting in the pages of a mapping; memory without a file is copied into.
 #
-# A segment is never closed. Views keep its mapping, `put` its descriptor; each ends with its last reference.
+# A segment is never closed. Views keep its mapping alive, `put` its descriptor, until their last reference is gone.
 #
-# The slot table says who may fill which slot with which part of the arena, and what is published. The states of a slot;
-# the order of stores makes sure that a process killed after any of them leaves one of these:
+# The slot table records which user may fill which slot with which part of the arena, and what is published. A slot has
+# one of these states; the order of stores guarantees that a process killed at any point leaves one of them:
 #
 #     word  pending  owner
 #     0     0        0         empty
@@ -297,12 +297,12 @@ def _owner(tenure: int, number: int) -> int:
 #     0     w        SUSPECT   left by a crash: to be checked before it is published
 #     w     any      any       published, until it is dropped
 #
-# Words are stored last, and arena space is never given to two fills that both completed, so the bytes of a word that
-# was seen never change. Dropped bytes stay lost space, since a process may still look at them; the room of a dead
-# fill goes to the next fill of the same slot, which is nearly always of the same size. A user killed between
-# reserving space and recording it loses one sample's space.
+# Words are stored last, and arena space is never given to two fills that both completed, so the bytes of a published
+# word never change. The space of dropped bytes is lost, since a process may still read them; the space of a dead
+# fill goes to the next fill of the same slot, which nearly always has the same size. A user killed between
+# reserving space and recording it loses the space of one sample.
 #
-# Stores keep their order on x86. Elsewhere the lock's system calls between the bytes and the word order them. Numbers
+# On x86, stores keep their order. Elsewhere the lock's system calls between the bytes and the word order them. Numbers
 # read here may come from a damaged file: `span` accepts nothing outside the arena.
 
 
@@ -314,7 +314,7 @@ _TAIL, _TAKEN = 1032 // 8, 1080 // 8
 
 
 class SlotTable:
-    """The columns of a mapped segment. Methods that change something need the table's lock."""
+    """The columns of a mapped segment. Methods that change them need the table's lock."""
 
     def __init__(self, layout: Layout, table: memoryview) -> None:
         slots = layout.slots
@@ -329,32 +329,32 @@ class SlotTable:
 
     @property
     def tail(self) -> int:
-        """Where the free part of the arena begins."""
+        """The start of the free part of the arena."""
         return min(max(self._head[_TAIL], self._start), self._end)
 
     @property
     def is_full(self) -> bool:
-        """Whether the free part is smaller than the mean sample so far."""
+        """Whether the free part is smaller than the mean size of the samples so far."""
         mean = (self.tail - self._start) // max(1, self._head[_TAKEN])
         return self._end - self.tail < max(ALIGNMENT, mean)
 
     def rewind(self) -> None:
-        """The whole arena is free."""
+        """Mark the whole arena as free."""
         self._head[_TAIL] = self._start
         self._head[_TAKEN] = 0
 
     def span(self, word: int) -> tuple[int, int] | None:
-        """The half-open byte range of a word; None where that is not in the arena."""
+        """The half-open byte range of a word; None if it is not in the arena."""
         start = word >> LENGTH_BITS << 6
         stop = start + (word & LENGTH_MASK)
         return (start, stop) if self._start <= start and stop <= self._end else None
 
     def has_room(self, slot: int, length: int) -> bool:
-        """A guess without the lock: whether a fill may find space."""
+        """Whether a fill may find space; an estimate without the lock."""
         return self.tail + padded(length) <= self._end or self.pending[slot] != 0
 
     def claim(self, slot: int, length: int, users: Users) -> int | None:
-        """Where to write; None where the slot is taken or the arena has no room."""
+        """The offset to write to; None if the slot is taken or the arena has no room."""
         owner = self.owners[slot]
         if self.words[slot] or owner == SUSPECT or (owner and users.is_alive(owner)):
             return None
@@ -370,7 +370,7 @@ class SlotTable:
         return start
 
     def publish(self, slot: int, word: int, crc: int, owner: int) -> bool:
-        """Publish bytes that are in place, unless the claim has been lost."""
+        """Publish bytes that have been written, unless the claim was lost; returns whether it did."""
         if self.words[slot] or self.owners[slot] != owner or self.pending[slot] != word:
             return False
         self.crcs[slot] = crc
@@ -380,18 +380,18 @@ class SlotTable:
         return True
 
     def abandon(self, slot: int, word: int, owner: int) -> None:
-        """The fill failed: keep the room for the next one."""
+        """After a failed fill: keep the room for the next one."""
         if self.owners[slot] == owner and self.pending[slot] == word:
             self.owners[slot] = 0
 
     def erase(self, slot: int) -> None:
-        """Back to empty. The pending word goes first: it could name the same bytes, and those are never reused."""
+        """Empty the slot. The pending word is cleared first: it may name the same bytes, which are never reused."""
         self.pending[slot] = 0
         self.owners[slot] = 0
         self.words[slot] = 0
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
-        """Publish a checked word, or leave its room to the next fill: no living process has seen the bytes."""
+        """Publish a checked word, or leave its room to the next fill, since no living process has seen the bytes."""
         if self.owners[slot] != SUSPECT or self.pending[slot] != word:
             return False
         if right:
@@ -402,7 +402,7 @@ class SlotTable:
         return True
 
     def present(self) -> npt.NDArray[np.bool_]:
-        """Which slots are published or left by a crash, as a copy."""
+        """A copy of the mask of slots that are published or left by a crash, bool [slots]."""
         words, owners = np.frombuffer(self.words, np.uint64), np.frombuffer(self.owners, np.uint32)
         present: npt.NDArray[np.bool_] = np.logical_or(words != 0, owners == SUSPECT)
         return present
@@ -412,7 +412,7 @@ class SlotTable:
         return int(crc32c(self._columns, crc32c(self._head[_TAIL : _TAIL + 1])))
 
     def suspect_all(self) -> None:
-        """After a crash, alone: words must be checked before use, claims are void; an inconsistent table is emptied."""
+        """After a crash, as the only user: require checks of all words, void claims, empty an inconsistent table."""
         words, pending = np.frombuffer(self.words, np.uint64), np.frombuffer(self.pending, np.uint64)
         owners = np.frombuffer(self.owners, np.uint32)
         kept = np.where(words != 0, words, np.where(owners == SUSPECT, pending, np.uint64(0)))
@@ -431,7 +431,7 @@ class SlotTable:
         return span[0]
 
     def _is_sound(self, words: npt.NDArray[np.uint64]) -> bool:
-        """Whether the samples are in the used part of the arena and do not overlap."""
+        """Whether all samples are in the used part of the arena and do not overlap."""
         starts = (words >> np.uint64(LENGTH_BITS)) * np.uint64(ALIGNMENT)
         stops = starts + np.maximum(words & np.uint64(LENGTH_MASK), np.uint64(1))
         order = np.argsort(starts)
@@ -458,30 +458,30 @@ class Spec:
 
     @property
     def layout(self) -> Layout:
-        """Of a segment that is created for this."""
+        """The layout of a segment that is created with these arguments."""
         return Layout(self.identity.slots, self.capacity_bytes)
 
 
 class Backend(Protocol):
-    """Where segments are. The lock that it returns has USE, shared; its last reference closes it."""
+    """Provides segments. The lock that it returns holds USE, shared; its last reference closes it."""
 
     name: str
 
     def attach(self, spec: Spec) -> tuple[Segment, ByteLocks]:
-        """The live segment of the spec's identity, or a new one. Raises CacheError."""
+        """The live segment with the identity of `spec`, or a new one. Raises CacheError."""
 
     def leave_last(self, segment: Segment) -> None:
-        """Remove the segment, whose last user leaves and has USE alone, unless it persists."""
+        """Remove the segment unless it persists; its last user is leaving and holds USE exclusively."""
 
     def ticket(self, segment: Segment) -> Mapping[str, Any]:
-        """What `attach_again` needs in another process, picklable. Raises TypeError where that is impossible."""
+        """Picklable arguments of `attach_again` for another process. Raises TypeError if that is impossible."""
 
     def attach_again(self, spec: Spec, ticket: Mapping[str, Any]) -> tuple[Segment, ByteLocks]:
-        """The segment that the ticket was made for, in another process."""
+        """The segment of a ticket, in another process."""
 
 
 def _boot_id() -> bytes:
-    """Of this boot: a file on a disk may say that it was closed in an earlier one, and lack its last pages."""
+    """Id of this boot: a file on a disk that was closed in an earlier boot may lack its last pages."""
     try:
         return bytes.fromhex(Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", ""))
     except (OSError, ValueError):
@@ -496,7 +496,7 @@ class Segment:
     anchor: ByteLocks
     table: memoryview
     arena: memoryview
-    window: memoryview | None = None  # memory to copy into, where there is no file behind it
+    window: memoryview | None = None  # memory to copy into if there is no file
     path: Path | None = None
 
     def __post_init__(self) -> None:
@@ -504,7 +504,7 @@ class Segment:
         self._head = self.table[:HEADER_BYTES].cast("Q")
 
     def begin(self, spec: Spec) -> None:
-        """Turn zeroed memory into a segment, the magic last."""
+        """Turn zeroed memory into a segment; the magic is written last."""
         header = make_header(spec.identity, self.layout, spec.title)
         self.table[: len(header)] = header
         self._head[_STATE] = _IN_USE
@@ -514,11 +514,11 @@ class Segment:
 
     @property
     def persist(self) -> bool:
-        """Whether the segment stays when no process uses it."""
+        """Whether the segment stays without users."""
         return bool(self._head[_PERSIST])
 
     def write(self, start: int, data: memoryview) -> None:
-        """Put bytes into the arena."""
+        """Write bytes to the arena."""
         if self.window is not None:
             self.window[start : start + len(data)] = data
             return
@@ -527,26 +527,26 @@ class Segment:
             data, start = data[done:], start + done
 
     def seal(self) -> None:
-        """Note, alone, that its last user closed it properly."""
+        """Record, as the only user, that the segment was closed properly."""
         self.table[_BOOT_AT : _BOOT_AT + _BOOT_BYTES] = _boot_id()
         self._head[_TABLE_CRC] = self.slots.checksum()
         self._head[_STATE] = _CLOSED
 
     def unseal(self, persist: bool) -> None:
-        """First use, alone: unless it was closed properly, everything in it is checked before use."""
+        """First use, as the only user: unless it was closed properly, all samples are checked before use."""
         ordered = self._head[_STATE] == _CLOSED and self._head[_TABLE_CRC] == self.slots.checksum()
         if not ordered or bytes(self.table[_BOOT_AT : _BOOT_AT + _BOOT_BYTES]) != _boot_id():
             self.slots.suspect_all()
         self.resume(persist)
 
     def resume(self, persist: bool) -> None:
-        """Note that it is in use. persist: from now on it stays when no process uses it."""
+        """Record that the segment is in use. persist: from now on it stays without users."""
         self._head[_STATE] = _IN_USE
         self._head[_PERSIST] |= persist
 
 
 def map_segment(lock: ByteLocks, layout: Layout, path: Path | None = None) -> Segment:
-    """Map the file of `lock`, whose size has been checked, through a separate description."""
+    """Map the file of `lock`, whose size has been checked, through a separate open file description."""
     anchor = lock.reopen()
     try:
         table = mmap.mmap(anchor.number, layout.arena_at)

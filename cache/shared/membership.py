@@ -1,12 +1,12 @@
 """The users of segments: joining and leaving, also across forks; listing and removing segments.
 
-A forked child continues with the mapping of its parent. It closes its copy of the parent's lock, which would otherwise
-keep the parent alive for the kernel, and becomes a separate user, before any other code of the child runs. A child
-that cannot (no /proc, no number left) reads and does not fill.
+A forked child continues with the mapping of its parent. Before any other code of the child runs, it closes its copy of
+the parent's lock, which would make the parent look alive, and becomes a separate user. A child that cannot (no /proc,
+no free number) reads and does not fill.
 
-Listing takes no lock, so it disturbs no process that opens or closes a segment. Removing needs USE exclusively; what is
-in use stays. Only files of this user with the name and the magic of a segment are touched, and those that a killed
-creator has left.
+Listing takes no lock, so it does not disturb processes that open or close a segment. Removing needs USE exclusively, so
+segments in use stay. Only files of this user with the name and the magic of a segment are touched, and the remains of
+killed creators.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from cache.system import at_fork, require_shared_memory
 _FORK_WAIT_S = 2.0
 _LAST = -100
 _members: weakref.WeakSet[Membership] = weakref.WeakSet()
-_left_to_others: set[Path] = set()  # their users may be killed before this process ends
+_left_to_others: set[Path] = set()  # segments whose other users may be killed before this process ends
 _NO_ARENA = memoryview(b"")
 
 
 class Membership:
-    """One process as a user of a segment, until `leave`."""
+    """This process as a user of a segment, until `leave`."""
 
     def __init__(self, backend: Backend, segment: Segment, lock: ByteLocks) -> None:
         self.backend, self.segment = backend, segment
@@ -51,18 +51,18 @@ class Membership:
         _members.add(self)
 
     def leave(self) -> None:
-        """Stop using the segment; the last user removes it, unless it persists. Later calls do nothing."""
+        """Stop using the segment; the last user removes it, unless it persists. Further calls do nothing."""
         lock, self._lock = self._lock, None
         if lock is None:
             return
-        lock.release(USE)  # first, so that of two that leave at once the second gets it exclusively
+        lock.release(USE)  # first, so that if two leave at once, the second gets it exclusively
         if lock.try_exclusive(USE):
             self.backend.leave_last(self.segment)
         elif self.segment.path is not None:
             _left_to_others.add(self.segment.path)
 
     def fill(self, slot: int, data: memoryview) -> bool:
-        """Claim the slot, write, publish. False where it is claimed, the arena is full or the lock stuck."""
+        """Claim the slot, write, publish. False if it is claimed, the arena is full, or the lock is stuck."""
         users, table, mutex = self.users, self.segment.slots, self.mutex
         if not mutex.acquire():
             return False
@@ -79,7 +79,7 @@ class Membership:
         except BaseException:
             table.abandon(slot, word, users.owner)
             raise
-        locked = mutex.acquire()  # for the order of stores; only its claimant changes a claimed slot
+        locked = mutex.acquire()  # only for the order of stores: no other user changes a claimed slot
         try:
             return table.publish(slot, word, crc, users.owner)
         finally:
@@ -87,18 +87,18 @@ class Membership:
                 mutex.release()
 
     def erase(self, slot: int) -> None:
-        """Empty the slot, even if the lock is stuck: at worst a fill of this moment is lost."""
+        """Empty the slot, even if the lock is stuck; at worst a concurrent fill is lost."""
         with self._locked_table():
             self.segment.slots.erase(slot)
 
     def settle(self, slot: int, word: int, right: bool) -> bool:
-        """Publish a word that a crash left, or free its slot. False where another process has done so."""
+        """Publish a word that a crash left, or free its slot. False if another process has done so."""
         with self._locked_table() as locked:
             return locked and self.segment.slots.settle(slot, word, right)
 
     @contextlib.contextmanager
     def _locked_table(self) -> Iterator[bool]:
-        """The lock of the table; False where it is stuck."""
+        """The lock of the table; yields False if it is stuck."""
         locked = self.mutex.acquire()
         try:
             yield locked
@@ -107,7 +107,7 @@ class Membership:
                 self.mutex.release()
 
     def fork(self) -> None:
-        """In the child: leave the parent's locks to the parent."""
+        """In a forked child: leave the parent's locks to the parent."""
         if self._lock is None:
             return
         self._lock = None
@@ -127,7 +127,7 @@ class Membership:
 
 
 def _leave_all() -> None:
-    """Stop using all segments, as at exit."""
+    """Leave all segments, as at exit."""
     for member in list(_members):
         member.leave()
     while _left_to_others:
@@ -142,24 +142,24 @@ def _fork_all() -> None:
 
 
 def _leave_at_exit(_: object = None) -> None:
-    """After the children of this process were ended and joined: a worker that is killed removes nothing."""
+    """Leave after the children of this process were joined, since a worker that is killed removes nothing."""
     util.Finalize(None, _leave_all, exitpriority=_LAST)
 
 
 @cache
 def _watch() -> None:
     at_fork(after_in_child=_fork_all)
-    util.register_after_fork(_leave_all, _leave_at_exit)  # a Process does not inherit finalizers
+    util.register_after_fork(_leave_all, _leave_at_exit)  # a multiprocessing.Process does not inherit finalizers
     _leave_at_exit()
 
 
 def remove_on_sigterm() -> None:
-    """Let SIGTERM leave all segments of this process before it does what it did before.
+    """Make SIGTERM leave all segments of this process before it does what it did before.
 
-    A library installs no signal handlers by itself, and the default action of SIGTERM runs no atexit handlers: the
-    segment of a cancelled job stays until a process opens or cleans it. With this the last process removes it, as at a
-    normal exit. Children that are forked later inherit it. Calling it again changes nothing. Raises ValueError outside
-    the main thread.
+    A library installs no signal handlers on its own, and the default action of SIGTERM runs no atexit handlers, so the
+    segment of a cancelled job stays until a process opens or cleans it. After this call the last process removes it,
+    as at a normal exit. Children that are forked later inherit the handler. Further calls change nothing. Raises
+    ValueError outside the main thread.
     """
     before = signal.getsignal(signal.SIGTERM)
     if getattr(before, "leaves_caches", False):
@@ -181,10 +181,10 @@ def remove_on_sigterm() -> None:
 
 @dataclass(frozen=True)
 class CacheInfo:
-    """One segment. Incomplete and damaged ones have no slots, and the size of the file as their capacity.
+    """One segment. An incomplete or damaged one has no slots, and the size of its file as capacity.
 
-    title: what its first user called the data set. users: process ids of those alive, as they see them. age_s: seconds
-    since it was created.
+    title: the data set's name, from the first user. users: process ids of the living, each in its own namespace. age_s:
+    seconds since the creation.
     """
 
     name: str
@@ -204,19 +204,19 @@ class CacheInfo:
 
 
 def list_caches(directory: str | Path = "/dev/shm") -> list[CacheInfo]:
-    """The segments of this user there, by name."""
+    """The segments of this user in a directory, by name."""
     return [_describe(path, file) for path, file in _files(Path(directory))]
 
 
 def clean_caches(
     directory: str | Path = "/dev/shm", *, all: bool = False, names: Collection[str] | None = None
 ) -> list[CacheInfo]:
-    """Remove the segments of this user that no process uses, with `all` those that persist too; returns them.
+    """Remove the segments of this user that are not in use, with `all` also persistent ones; returns them.
 
-    names: only these.
+    names: only segments of these names.
     """
-    found = [(path, file) for path, file in _files(Path(directory)) if names is None or path.name in names]
-    return [info for path, file in found if (info := _describe(path, file)) and remove_unused(path, persistent=all)]
+    caches = [(path, file) for path, file in _files(Path(directory)) if names is None or path.name in names]
+    return [info for path, file in caches if (info := _describe(path, file)) and remove_unused(path, persistent=all)]
 
 
 def _files(directory: Path) -> Iterator[tuple[Path, ByteLocks]]:
@@ -232,14 +232,14 @@ def _files(directory: Path) -> Iterator[tuple[Path, ByteLocks]]:
 def _describe(path: Path, file: ByteLocks) -> CacheInfo:
     facts = os.fstat(file.number)
     try:
-        found = read_header(file.number, str(path))
+        header = read_header(file.number, str(path))
     except ForeignCacheError:
-        found = None
-    if found is None:
+        header = None
+    if header is None:
         age = max(0.0, time.time() - facts.st_mtime)
         held, nothing = file.is_locked(USE), CacheStats()
         return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, held, (), nothing, age, False)
-    layout, content, _ = found
+    layout, content, _ = header
     segment = Segment(layout, file, memoryview(mmap.mmap(file.number, layout.arena_at, prot=mmap.PROT_READ)), _NO_ARENA)
     users = Users(segment.table, file)
     return CacheInfo(

@@ -1,24 +1,24 @@
 """The staging directory in a target, its copies and their records.
 
     <target>/packer-staged-<uid>/    private to its user
-      .packer-staged                 marker: without it, made for this very directory, nothing below is touched
-      lock                           flock, exclusive, for moments: while copies are added, counted or removed
-      removing-…                     a copy that is being removed; the next process with the lock finishes that
+      .packer-staged                 marker: unless it was made for this very directory, nothing below is touched
+      lock                           flock, exclusive, held briefly: while copies are added, counted or removed
+      removing-…                     a copy that is being removed; the next process with the lock finishes the removal
       <set>-<fingerprint>/           one copy
-        dataset.json, shards, …      under the names they have in the source; each renamed from a whole temporary file
+        dataset.json, shards, …      under their names in the source; each renamed from a complete temporary file
         .staging/
-          copy.json                  which source, its fingerprint, all its files, and which of them are wanted here
-          ready.json                 files that are here and were checked; written last
-          leader                     flock, exclusive: of the one process that copies
-          users                      flock, shared: of every process that reads; its mtime is the last use
-          progress                   bytes that are here so far, as text, written by the leader
-          part-…                     a file on its way
+          copy.json                  the source, its fingerprint, all its files, and which of them are requested
+          ready.json                 files that were copied and checked; written last
+          leader                     flock, exclusive: held by the one process that copies
+          users                      flock, shared: held by every process that reads; its mtime is the last use
+          progress                   bytes that were copied so far, as text, written by the leader
+          part-…                     a file that is being copied
 
-The process with `leader` may add files and write ready.json; one that gets `users` and `leader` exclusively may remove
-the directory; copy.json changes under the lock of the store. A file under its own name is whole and was synced first.
+The process with `leader` may add files and write ready.json; a process that gets `users` and `leader` exclusively may
+remove the directory; copy.json changes under the lock of the store. A file under its final name is complete and synced.
 
 Records are small JSON files that name their kind, their version and the inode of their directory. A marker that was
-copied or forged does not match, and allows nothing.
+copied or forged does not match the inode, and is ignored.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Ready = dict[str, tuple[int, int | None, float]]  # path -> bytes, CRC32C, time 
 
 
 class Copy:
-    """A directory of the store. `files` are all of the source's, `wanted` the paths that were requested so far."""
+    """A directory of the store. `files` are all files of the source, `wanted` the paths requested so far."""
 
     def __init__(self, path: Path, source: str, fingerprint: str, files: tuple[StagedFile, ...], wanted: set[str]):
         self.path, self.source, self.fingerprint, self.files, self.wanted = path, source, fingerprint, files, wanted
@@ -58,11 +58,11 @@ class Copy:
 
     @property
     def planned_bytes(self) -> int:
-        """Its size when all wanted files are here."""
+        """Its size when all requested files are copied."""
         return total_bytes(file for file in self.files if file.path in self.wanted)
 
     def stored_bytes(self) -> int:
-        """The size of its files now, partial ones included."""
+        """The current size of its files, including partial ones."""
         paths = [f"{self.path}/{file.path}" for file in self.files] + list(map(str, self.parts()))
         return sum(_regular_size(path) or 0 for path in paths)
 
@@ -73,18 +73,18 @@ class Copy:
             return []
 
     def in_use(self) -> bool:
-        """Whether a process, this one included, reads it or writes to it."""
+        """Whether any process, this one included, reads it or writes to it."""
         return is_locked(self.users.path) or is_locked(self.leader.path)
 
     def last_use(self) -> float:
-        """When a process last began or ended to use it, in seconds since the epoch."""
+        """When a process last began or stopped using it, in seconds since the epoch."""
         try:
             return self.users.path.lstat().st_mtime
         except OSError:
             return 0.0
 
     def hold(self, seconds: float = 10.0) -> bool:
-        """Take the users' lock; False where the copy has been removed."""
+        """Take the users' lock; False if the copy has been removed."""
         end = time.monotonic() + seconds
         while not self.users.take(shared=True):
             if not self.inner.is_dir():
@@ -104,7 +104,7 @@ class Copy:
             self.users.release()
 
     def save(self) -> None:
-        """Write the record of the copy; under the lock of the store. Raises OSError."""
+        """Write the record of the copy. The caller holds the lock of the store. Raises OSError."""
         content = {
             "source": self.source,
             "fingerprint": self.fingerprint,
@@ -117,7 +117,7 @@ class Copy:
         return _read_record(self.inner / "copy.json", _COPY_KIND, self.path) is not None
 
     def ready(self) -> Ready:
-        """The content of ready.json; sizes on the disk are not compared here."""
+        """The content of ready.json, without comparing sizes on the disk."""
         record = _read_record(self.inner / "ready.json", _READY_KIND, self.path) or {}
         files = record.get("files")
         try:
@@ -126,7 +126,7 @@ class Copy:
             return {}
 
     def ready_stamp(self) -> int:
-        """Changes whenever ready.json is written; 0 where there is none."""
+        """A value that changes whenever ready.json is written; 0 if it does not exist."""
         try:
             return (self.inner / "ready.json").lstat().st_mtime_ns
         except OSError:
@@ -136,7 +136,7 @@ class Copy:
         _write_record(self.inner / "ready.json", _READY_KIND, self.path, {"files": ready})
 
     def progress(self) -> int:
-        """Bytes that are here, as the leader last wrote; 0 where it did not."""
+        """Bytes that were copied, as last written by the leader; 0 without a record."""
         try:
             with Folder(self.inner) as inner:
                 return int(inner.read("progress", 32))
@@ -144,7 +144,7 @@ class Copy:
             return 0
 
     def write_progress(self, done_bytes: int) -> None:
-        """Write the bytes that are here, not durably. Raises OSError."""
+        """Write the number of bytes copied, not durably. Raises OSError."""
         with Folder(self.inner) as inner:
             inner.write("progress", f"{done_bytes}\n".encode(), durable=False)
 
@@ -154,7 +154,7 @@ class Copy:
 
 
 def new_copy(store: Path, manifest: Manifest) -> Copy:
-    """The directory for a manifest's copy, made or found; under the lock of the store. Raises OSError, StagingError."""
+    """Create or find the directory for a copy. The caller holds the store's lock. Raises OSError, StagingError."""
     path = store / manifest.folder_name
     if path.is_symlink() or (path.exists() and not is_own_folder(path)):
         raise StagingError(f"{path}: is not a directory of this user alone; remove it, or choose another target")
@@ -163,7 +163,7 @@ def new_copy(store: Path, manifest: Manifest) -> Copy:
         return known
     copy = Copy(path, str(manifest.source), manifest.fingerprint, manifest.files, set())
     if path.exists() and any(entry.name != INNER_FOLDER for entry in path.iterdir()):
-        raise StagingError(f"{path}: holds files but no marker of staging, so nothing is written into it; remove it")
+        raise StagingError(f"{path}: has files but no marker of staging, so nothing is written to it; remove it")
     if copy.inner.is_symlink():
         raise StagingError(f"{copy.inner}: is a symbolic link, which staging never creates; remove it")
     copy.inner.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,7 +172,7 @@ def new_copy(store: Path, manifest: Manifest) -> Copy:
 
 
 def load_copy(path: Path) -> Copy | None:
-    """The copy in a directory; None where it has no valid record of one."""
+    """The copy in a directory; None without a valid record."""
     if not is_own_folder(path) or not is_own_folder(path / INNER_FOLDER):
         return None
     record = _read_record(path / INNER_FOLDER / "copy.json", _COPY_KIND, path)
@@ -193,15 +193,15 @@ class Store:
     path: Path
 
     def lock(self) -> AbstractContextManager[None]:
-        """The lock to hold while copies are added, counted or removed."""
+        """The lock for adding, counting or removing copies."""
         return locked(self.path / "lock")
 
     def copies(self) -> list[Copy]:
-        """Copies with a valid record, least recently used first; everything else is ignored."""
+        """Copies with a valid record, least recently used first; all other files are ignored."""
         return sorted(self._load(leaving=False), key=Copy.last_use)
 
     def leaving(self) -> list[Copy]:
-        """Copies that are being removed, or whose removal was interrupted or met files of others."""
+        """Copies that are being removed, or whose removal was interrupted or found foreign files."""
         return self._load(leaving=True)
 
     def _load(self, leaving: bool) -> list[Copy]:
@@ -214,36 +214,34 @@ class Store:
 
 
 def find_store(target: Path) -> Store | None:
-    """The staging directory in a target; None where there is none. Raises NoTargetError where its name is taken."""
+    """The staging directory in a target; None if there is none. Raises NoTargetError if its name is taken."""
     path = _store_path(target)
     if not path.is_symlink() and not path.exists():
         return None
     if not is_own_folder(path):
-        raise NoTargetError(f"{path} is not a directory that belongs to this user alone, so nothing is done in it")
+        raise NoTargetError(f"{path} is not a directory that belongs to this user alone, so it is not touched")
     if _read_record(path / _MARKER, _STORE_KIND, path) is None:
         if all(is_temporary(entry.name) or entry.name == _MARKER for entry in path.iterdir()):
             return None  # another process is writing the marker now
-        if _read_record(path / _MARKER, _STORE_KIND, path) is None:  # written since, and before any other file
-            raise NoTargetError(
-                f"{path} holds files but not the marker of a staging directory, so they stay as they are"
-            )
+        if _read_record(path / _MARKER, _STORE_KIND, path) is None:  # the marker is written before any other file
+            raise NoTargetError(f"{path} has files but not the marker of a staging directory, so they are not touched")
     return Store(path)
 
 
 def make_store(target: Path) -> Store:
-    """The staging directory in a target, made where it is missing. Raises NoTargetError, OSError."""
+    """The staging directory in a target; created if missing. Raises NoTargetError, OSError."""
     path = _store_path(target)
     try:
         path.mkdir(mode=0o700)
     except FileExistsError:
         pass
     if find_store(target) is None:
-        _write_record(path / _MARKER, _STORE_KIND, path, {})  # several processes may do so at once: they write the same
+        _write_record(path / _MARKER, _STORE_KIND, path, {})  # concurrent processes write the same content
     return Store(path)
 
 
 def is_own_folder(path: Path) -> bool:
-    """Whether a path is a directory (no symbolic link to one) of this user that no other user may write to."""
+    """Whether a path is a directory (not a link) of this user that no other user may write to."""
     try:
         status = path.lstat()
     except OSError:
@@ -261,14 +259,14 @@ def _write_record(path: Path, kind: str, folder: Path, content: dict[str, Any]) 
     data = json.dumps(whole).encode()
     if len(data) > MAX_RECORD_BYTES:
         raise StagingError(
-            f"{folder}: the names of its files take {len(data):,} bytes, and {MAX_RECORD_BYTES:,} are the limit; stage "
+            f"{folder}: the names of its files take {len(data):,} bytes, the limit is {MAX_RECORD_BYTES:,}; stage "
             f"one split at a time, or the shards"
         )
     atomic_write(path, data, mode=0o600)
 
 
 def _read_record(path: Path, kind: str, folder: Path) -> dict[str, Any] | None:
-    """The record of `folder`; None without one of that kind, written for that very folder."""
+    """The record of `folder`; None unless it has this kind and was written for this very folder."""
     try:
         with Folder(path.parent) as parent, parent.open(path.name) as file:
             status = os.fstat(file.fileno())
@@ -298,16 +296,16 @@ def _regular_size(path: str) -> int | None:
     return status.st_size if stat.S_ISREG(status.st_mode) else None
 
 
-# Removing staged copies: on request, when a quota is full, when their source has changed.
+# Removing staged copies: on request, when a quota is exceeded, when their source has changed.
 #
-# Only files that a copy's own record names are removed, only from a directory with the marker of staging, and only
-# where no process holds the copy. A copy is first renamed inside the store, so that no process opens it half removed;
-# files of others stay in that directory, and are reported. Symbolic links are never followed.
+# Only files that a copy's record names are removed, only from a directory with the marker of staging, and only while
+# no process uses the copy. A copy is first renamed inside the store, so that no process opens a half-removed one;
+# foreign files stay in that directory, and are reported. Symbolic links are never followed.
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """One removal. kept: why the copy is still there, "" where it is not. foreign: files of others in it."""
+    """One removal. kept: why the copy is still there, "" if it is not. foreign: files in it that are not its own."""
 
     path: Path
     source: str
@@ -317,7 +315,7 @@ class Removed:
 
 
 def remove_copies(store: Store, chosen: Callable[[Copy], bool], dry_run: bool = False) -> list[Removed]:
-    """Remove the copies for which `chosen` is true, unless a process holds them; under the lock of the store."""
+    """Remove the unused copies for which `chosen` is true. The caller holds the lock of the store."""
     return [_remove(copy, dry_run) for copy in store.copies() if chosen(copy)]
 
 
@@ -326,7 +324,8 @@ def make_room(
 ) -> list[Removed]:
     """Remove least recently used copies until `planned` bytes at `path` fit the quota, and `enough` is true.
 
-    Under the lock of the store. Without a quota nothing is removed. Raises NoRoomError where those in use are too many.
+    The caller holds the lock of the store. Without a quota nothing is removed. Raises NoRoomError if copies in use take
+    too much room.
     """
     removed: list[Removed] = []
     if quota_bytes is None:
@@ -334,7 +333,7 @@ def make_room(
     others = [other for other in store.copies() if other.path != path]
     total = planned + sum(other.planned_bytes for other in others)
     if planned > quota_bytes:
-        raise NoRoomError(f"{path}: {planned:,} bytes to be staged, the quota is {quota_bytes:,}; stage less of it")
+        raise NoRoomError(f"{path}: {planned:,} bytes to stage, the quota is {quota_bytes:,}; stage less of it")
     for other in others:
         if total <= quota_bytes and enough():
             break
@@ -348,7 +347,7 @@ def make_room(
 
 
 def evictable_bytes(store: Store, but: str) -> int:
-    """Bytes of copies that no process holds, other than the one in the directory called `but`."""
+    """Bytes of unused copies, except the one in the directory `but`."""
     return sum(copy.stored_bytes() for copy in store.copies() if copy.path.name != but and not copy.in_use())
 
 
@@ -358,7 +357,7 @@ def discard(copy: Copy) -> None:
 
 
 def sweep(store: Store, dry_run: bool = False) -> list[Removed]:
-    """Finish removals that were interrupted; under the lock of the store."""
+    """Finish interrupted removals. The caller holds the lock of the store."""
     swept: list[Removed] = []
     for copy in store.leaving():
         size = copy.stored_bytes()
@@ -388,7 +387,7 @@ def _remove(copy: Copy, dry_run: bool) -> Removed:
 
 
 def _empty(copy: Copy) -> list[Path]:
-    """Remove a copy's own files, its empty directories, and its record last; returns the files that are not its own."""
+    """Remove a copy's files, its empty directories, and its record last; returns the foreign files."""
     known = {file.path for file in copy.files}
     foreign: list[Path] = []
     for folder, folders, names in os.walk(copy.path, topdown=False, followlinks=False):

@@ -6,11 +6,11 @@
 A session belongs to the process that opened it. After a fork both processes hold the users' lock, and only the one that
 opened the session cleans up.
 
-The target is the first directory that is writable, local, the user's own and large enough. In order: what the user
-names (then nothing else is tried), what the batch system names (`cache.launchers`: $SLURM_TMPDIR and the like),
-$TMPDIR, and what sites provide without a variable: /mnt/bb/$USER (Frontier's NVMe), /local, /scratch/local, /dev/shm. A
-directory where the set is already, or is being staged by another process of the node, is chosen at once, so that all
-ranks of a node agree.
+The target is the first directory that is writable, local, owned by the user and large enough. Candidates, in order: the
+one that the user names (then no other is tried), those of the batch system (`cache.launchers`: $SLURM_TMPDIR and the
+like), $TMPDIR, and usual places at sites without a variable: /mnt/bb/$USER (Frontier's NVMe), /local, /scratch/local,
+/dev/shm. A directory that already has the set, or to which another process of the node is staging it, is chosen at
+once, so that all ranks of a node agree.
 """
 
 from __future__ import annotations
@@ -55,16 +55,15 @@ from cache.staging.copies import (
 from cache.staging.sources import INNER_FOLDER, Request, Source, StagedFile, total_bytes
 from cache.system import require
 
-# Copying one file: read, checksum, write, sync, rename; and the threads that do so.
+# Copying one file: read, checksum, write, sync, rename; and the threads for it.
 #
-# Bytes come in chunks from a source and pass through no further buffer. copy_file_range(2) would save one copy but does
-# not cross filesystems (EXDEV), as staging always does, and reading back for the checksum costs that copy again; see
-# docs/performance.md. Writes are of 128 KiB: for larger ones the kernel looks for equally large pages for its
+# Bytes come in chunks from a source, without further buffering. copy_file_range(2) would save one copy, but it cannot
+# cross filesystems (EXDEV), which staging always does, and reading back for the checksum would cost that copy again;
+# see docs/performance.md. Writes are of 128 KiB: for larger ones the kernel looks for equally large pages for its
 # cache, which can take several times as long as copying. Write-back starts early, so that the sync at the end has
 # little left to do.
 #
 # The temporary file belongs to this process until it is renamed; it is removed on errors, and by the next leader.
-
 
 _T = TypeVar("_T")
 _WRITE_BYTES = 1 << 17
@@ -74,7 +73,7 @@ _TICK_SECONDS = 0.2
 
 @dataclass
 class Pace:
-    """Shared by the threads of one leader: progress, the cap on bytes per second, and whether to stop."""
+    """State shared by the threads of one leader: progress, the limit in bytes per second, and the stop request."""
 
     bytes_per_second: float | None = None
     done_bytes: int = 0
@@ -83,12 +82,12 @@ class Pace:
     _free_at: float = 0.0
 
     def check(self) -> None:
-        """Raise StoppedError when a caller asked to stop."""
+        """Raise StoppedError if a stop was requested."""
         if any(stop.is_set() for stop in self.stops):
             raise StoppedError("staging was stopped")
 
     def moved(self, size: int) -> None:
-        """Count bytes, and wait until the cap allows more."""
+        """Count bytes, and wait while the limit is exceeded."""
         now = time.monotonic()
         with self._lock:
             self.done_bytes += size
@@ -104,12 +103,12 @@ class Pace:
 def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pace) -> int:
     """Copy a file to `part`, check it, sync it and rename it to `place`; returns the CRC32C of its bytes.
 
-    The caller syncs the folder of `place`. Raises StagingSourceError for a source that is missing or not as expected,
-    StoppedError, and OSError for the target.
+    The caller syncs the folder of `place`. Raises StagingSourceError if the source is missing or has changed,
+    StoppedError, and OSError for errors of the target.
     """
     chunks = source.chunks(file, pace.check)
     try:
-        first = next(chunks, None)  # a source that cannot be opened leaves no file
+        first = next(chunks, None)  # if the source cannot be opened, no file is created
         with (
             Folder(part.parent) as scratch,
             Folder(place.parent) as folder,
@@ -118,7 +117,7 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
             crc = _write(first, chunks, writer.fileno(), pace)
             if file.crc32c is not None and crc != file.crc32c:
                 raise StagingSourceError(
-                    f"{source.location(file)}: the CRC32C of its bytes is {crc:08x}, {file.crc32c:08x} expected: the "
+                    f"{source.location(file)}: the CRC32C of its bytes is {crc:08x}, expected {file.crc32c:08x}: the "
                     f"source changed or is damaged; run  packer verify  on it, then stage again"
                 )
     finally:
@@ -127,7 +126,7 @@ def transfer(source: Source, file: StagedFile, part: Path, place: Path, pace: Pa
 
 
 def _write(first: memoryview | None, chunks: Iterator[memoryview], writer: int, pace: Pace) -> int:
-    """Write all chunks, each before the next is asked for; returns their CRC32C."""
+    """Write all chunks, each before the next is requested; returns their CRC32C."""
     from crc32c import crc32c
 
     crc, offset, behind = 0, 0, 0
@@ -148,11 +147,11 @@ def _write(first: memoryview | None, chunks: Iterator[memoryview], writer: int, 
 def work_off(
     items: Iterable[_T], work: Callable[[_T], None], threads: int, stop: threading.Event, tick: Callable[[], None]
 ) -> None:
-    """Call `work` for each item from so many threads, and `tick` now and then from this one.
+    """Call `work` for each item from this number of threads, and `tick` now and then from the calling thread.
 
-    Raises the first error of any thread when all have stopped. They are daemon threads, which stop within one item when
-    one of them fails, when the caller is interrupted (Ctrl-C), or when `stop` is set; it is set in all of these cases,
-    so `work` should check it.
+    Raises the first error of any thread after all have stopped. They are daemon threads, which stop within one item
+    when one of them fails, when the caller is interrupted (Ctrl-C), or when `stop` is set; it is set in all of these
+    cases, so `work` should check it.
     """
     waiting, errors, ended = deque(items), list[BaseException](), threading.Semaphore(0)
 
@@ -161,7 +160,7 @@ def work_off(
             while waiting and not stop.is_set():
                 try:
                     item = waiting.popleft()
-                except IndexError:  # another thread was quicker
+                except IndexError:  # another thread took the last item
                     break
                 work(item)
         except BaseException as error:
@@ -190,33 +189,32 @@ def work_off(
         raise errors[0]
 
 
-# One process of a node copies, the others wait; a process that finds no leader becomes it.
+# One process of a node copies, the others wait; a process that finds no leader becomes the leader.
 #
-#     take `leader` ── taken ──► check the files that are here ──► room? ──► copy the rest ──► ready.json
+#     take `leader` ── taken ──► check existing files ──► room? ──► copy the rest ──► ready.json
 #           │
 #           └─ busy ──► show progress, try again
 #
-# Every process takes the lock once, so each has seen for itself that all files are there with the right sizes. A leader
-# that died left whole files under their names and parts in `.staging/`: its successor keeps the former and removes the
-# latter. A leader that fails raises its error; the others try themselves and get their own.
+# Every process takes the lock once, so each has verified that all files exist with the right sizes. A leader that died
+# leaves complete files under their names and parts in `.staging/`: its successor keeps the former and removes the
+# latter. A leader that fails raises its error; the others try themselves and get their own errors.
 #
-# Readers of an incomplete copy wait for single files (`Arrivals`), but only while the copy's record says that the
-# file is wanted and a process holds `leader`. When no process has held it for a moment, copying has ended or failed,
-# and nothing waits any more.
-
+# Readers of an incomplete copy wait for single files (`Arrivals`), but only if the copy's record requests the file and
+# a process holds `leader`. If no process has held it for a moment, copying has ended or failed, and no read waits any
+# more.
 
 _log = logging.getLogger(__name__)
 _WAIT_SECONDS = 0.05
 _PATIENCE_SECONDS = 0.3
 _POLL_SECONDS = 0.02
-_IDLE_SECONDS = 0.5  # between its first files and the rest, and from a dead leader to the next, the lock is free
+_IDLE_SECONDS = 0.5  # the lock is free between the first files and the rest, and from a dead leader to the next
 _BLOCK_BYTES = 4096
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
 class CopyCounts:
-    """Bytes and files that this process copied, files that it found whole, files that it found damaged."""
+    """Bytes and files that this process copied, files that it found complete, files that it found damaged."""
 
     copied_bytes: int = 0
     copied: int = 0
@@ -230,7 +228,7 @@ class CopyCounts:
 def bring(
     copy: Copy, request: Request, files: Sequence[StagedFile], since: float, stop: threading.Event, watcher: Watcher
 ) -> CopyCounts:
-    """Return when some files of a request are in a copy, which this process holds.
+    """Return when these files of a request are in a copy that this process holds.
 
     since: seconds since the epoch; files that were verified later are not verified again. Raises NoRoomError,
     StagingSourceError, StoppedError, StagingError.
@@ -245,7 +243,7 @@ def bring(
         raise
     except OSError as error:
         if error.errno in _FULL:
-            raise NoRoomError(f"{copy.path}: {error.strerror} in the middle of copying; {_ADVICE}") from error
+            raise NoRoomError(f"{copy.path}: {error.strerror} during the copy; {_ADVICE}") from error
         where = error.filename or copy.path
         raise StagingError(f"{where}: cannot be written: {error.strerror or error}") from error
     finally:
@@ -323,7 +321,7 @@ class _Leader:
         return CopyCounts(total_bytes(missing), len(missing), found, len(self.damaged))
 
     def _is_whole(self, file: StagedFile) -> bool:
-        """Whether it is in place with the right size, and with a checksum of the source or of its copying."""
+        """Whether the file is in place with the right size and a checksum, from the source or from its copying."""
         known = self.ready.get(file.path)
         if known is not None and known[0] != file.bytes:
             del self.ready[file.path]
@@ -331,7 +329,7 @@ class _Leader:
         return self.copy.has(file) and (known is not None or file.crc32c is not None)
 
     def _check(self, files: Sequence[StagedFile]) -> None:
-        """Read files that were not checked since; those with another checksum are copied again."""
+        """Verify files that were not verified since; those with a wrong checksum are copied again."""
         from cache.checksums import file_checksum
 
         def check(file: StagedFile) -> None:
@@ -376,7 +374,7 @@ class _Leader:
             self.watcher.end()
 
     def _folders(self, files: Sequence[StagedFile]) -> list[Path]:
-        """The directories that files go to, made where missing. Raises StagingError for one that leads elsewhere."""
+        """The directories of the files, created if missing. Raises StagingError for one outside the copy."""
         names = {os.path.dirname(file.path) for file in files}
         folders = {folder for name in names for folder in (self.copy.path / name / "_").parents}
         own = sorted(folder for folder in folders if folder == self.copy.path or self.copy.path in folder.parents)
@@ -397,14 +395,14 @@ class _Leader:
 
 
 def still_needed(files: Sequence[StagedFile]) -> tuple[int, int]:
-    """(bytes, inodes) that files take on a disk of 4 KiB blocks, their directories and our records included."""
+    """(bytes, inodes) that files need on a disk with 4 KiB blocks, including their directories and our records."""
     folders = {os.path.dirname(file.path) for file in files}
     blocks = sum(-(-file.bytes // _BLOCK_BYTES) * _BLOCK_BYTES for file in files)
     return blocks + (len(folders) + 8) * _BLOCK_BYTES, len(files) + len(folders) + 8
 
 
 def no_room(where: Path | str, needed: int, free: int, inodes: int, free_inodes: int) -> NoRoomError:
-    """The error that names what is missing, and what would fit."""
+    """The error that says what is missing, and what would fit."""
     if inodes > free_inodes:
         return NoRoomError(f"{where}: {inodes:,} inodes needed, {free_inodes:,} free; {_ADVICE}")
     share = int(100 * 0.98 * free / needed) / 100
@@ -413,9 +411,9 @@ def no_room(where: Path | str, needed: int, free: int, inodes: int, free_inodes:
 
 
 class Arrivals:
-    """The files that are on their way to one copy. Threads may share it.
+    """Waits for files that are being copied. Thread-safe.
 
-    patience_seconds: the longest wait for one file. After a failed wait nothing waits any more.
+    patience_seconds: the longest wait for one file. After the first timeout no read waits again.
     """
 
     def __init__(self, copy: Path, patience_seconds: float) -> None:
@@ -425,12 +423,12 @@ class Arrivals:
         call_after_fork(self)
 
     def after_fork(self) -> None:
-        """In a forked child."""
+        """In a forked child: replace the event, which contains a lock."""
         self._over = copy_event(self._over)
 
     @property
     def over(self) -> bool:
-        """Whether a wait has failed, so that there will be no other."""
+        """Whether a wait has timed out, so that there will be no other."""
         return self._over.is_set()
 
     def expects(self, path: str) -> bool:
@@ -438,7 +436,7 @@ class Arrivals:
         return self.patience_seconds > 0 and not self.over and self._is_wanted(path)
 
     def wait(self, path: str, is_there: Callable[[], bool]) -> bool:
-        """Wait for the file of this name; False where it does not arrive."""
+        """Wait for the file of this name; False if it does not arrive."""
         started = busy = time.monotonic()
         while not is_there():
             now = time.monotonic()
@@ -459,7 +457,7 @@ class Arrivals:
         return path in self._wanted
 
     def _is_copied_to(self) -> bool:
-        """Whether there is a leader; queries share the lock, so they do not see each other."""
+        """Whether there is a leader; queries take the lock shared, so they do not disturb each other."""
         try:
             return is_locked(self.copy / INNER_FOLDER / "leader", shared=True)
         except StagingError:
@@ -470,7 +468,7 @@ _SITES = ("/mnt/bb/$USER", "/local", "/scratch/local", "/dev/shm")
 
 
 class Session:
-    """See the module. `counts` is what this process has copied and found."""
+    """A session; see the module. `counts`: what this process has copied and found."""
 
     def __init__(self, request: Request, watcher: Watcher | None = None) -> None:
         self.request, self.watcher = request, watcher or Silent()
@@ -493,7 +491,7 @@ class Session:
         return self._path
 
     def open(self) -> Path:
-        """Stage; returns the local directory. Raises StagingError and its kinds."""
+        """Stage the set; returns the local directory. Raises StagingError and its subclasses."""
         request = self.request
         self._owner = os.getpid()
         target = self._choose_target()
@@ -514,7 +512,7 @@ class Session:
         return copy.path
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait for the files that a thread copies; False where they are not all here by then. Raises its error."""
+        """Wait for the files that a thread copies; False if some are missing after `seconds`. Raises its error."""
         if self._thread is not None:
             self._thread.join(seconds)
         if self._error is not None:
@@ -522,11 +520,11 @@ class Session:
         return self._is_done
 
     def stop(self) -> None:
-        """Ask to stop copying, from any thread; `open` raises StoppedError then, if files are still missing."""
+        """Request a stop, from any thread; `open` then raises StoppedError if files are missing."""
         self._stop.set()
 
     def close(self) -> None:
-        """Stop, release the copy, and remove it if requested. Does nothing in a forked child, or a second time."""
+        """Stop, release the copy, and remove it if requested. Does nothing in a forked child or on a second call."""
         if os.getpid() != self._owner:
             return
         self._stop.set()
@@ -540,13 +538,13 @@ class Session:
         copy.release()
         if (
             self.request.options.cleanup == "atexit" and copy.path.is_dir()
-        ):  # a batch script's trap may have been quicker
+        ):  # a batch script's trap may have been faster
             with self._store.lock():
                 self._note_removed(remove_copies(self._store, lambda other: other.path == copy.path), "cleaned up")
 
     # --- the copy -----------------------------------------------------------------------------------------------
     def _open_copy(self, target: Path) -> Copy:
-        """The copy's directory, recorded, within the quota and held by this process."""
+        """The copy's directory: recorded, within the quota, and held by this process."""
         try:
             self._store = store = make_store(target)
             with store.lock():
@@ -570,7 +568,7 @@ class Session:
             raise StagingError(f"{target}: cannot be written: {error.strerror or error}") from error
 
     def _plan(self, store: Store, copy: Copy) -> None:
-        """Record which files are wanted, after room was made for them."""
+        """Make room for new files, and record that they are requested."""
         files = self.request.all_files
         new = {file.path for file in files} - copy.wanted
         needed, _ = still_needed([file for file in files if not copy.has(file)])
@@ -585,7 +583,7 @@ class Session:
             copy.save()
 
     def _is_stale(self, copy: Copy) -> bool:
-        """Whether it is a copy of an earlier state of the same source."""
+        """Whether this is a copy of an earlier state of the same source."""
         manifest = self.request.manifest
         return copy.source == str(manifest.source) and copy.fingerprint != manifest.fingerprint
 
@@ -600,18 +598,18 @@ class Session:
             pass
         except StagingError as error:
             self._error = error
-            self.watcher.note(f"staging in the background ended: {error}")
+            self.watcher.note(f"staging in the background stopped: {error}")
 
     def _note_removed(self, removed: Iterable[Removed], why: str) -> None:
         for copy in removed:
             if not copy.kept:
                 self.watcher.note(f"{why}: removed {copy.path}")
             for path in copy.foreign:
-                self.watcher.note(f"{path}: not ours, left there")
+                self.watcher.note(f"{path}: not a file of the copy, so it is kept")
 
     # --- its target ---------------------------------------------------------------------------------------------
     def _choose_target(self) -> Path:
-        """The first fit target. Raises NoTargetError, NoRoomError."""
+        """The first suitable target. Raises NoTargetError, NoRoomError."""
         refused: list[tuple[Path, str]] = []
         kind: type[StagingError] = NoTargetError
         for path, named_by in (targets := candidates(self.request.target)):
@@ -635,10 +633,10 @@ class Session:
             reason = why if why.startswith(str(path)) else f"{path}: {why}"
             raise NoTargetError(f"{reason}; choose another directory with target=DIR")
         reasons = "; ".join(f"{path} ({why})" for path, why in refused)
-        raise kind(f"nowhere to stage to: {reasons}; name a directory of this node with target=DIR")
+        raise kind(f"no directory to stage to: {reasons}; name a directory of this node with target=DIR")
 
     def _shortage(self, target: Path, filesystem: str) -> NoRoomError | None:
-        """The error of a target that is too small; None where it is large enough, or the set is there or on its way."""
+        """The error of a target that is too small; None if it has room, or has the set, complete or being copied."""
         request, store = self.request, find_store(target)
         name = request.manifest.folder_name
         copy = next((copy for copy in store.copies() if copy.path.name == name), None) if store else None
@@ -655,14 +653,14 @@ class Session:
         return no_room(target, needed, free.bytes + evictable, inodes, free.inodes)
 
     def _check_target(self, path: Path) -> str:
-        """The filesystem type of a directory that can be written to. Raises NoTargetError, OSError."""
+        """The filesystem type of a writable directory. Raises NoTargetError, OSError."""
         if path.exists() and not path.is_dir():
             raise NoTargetError("not a directory")
         if self.request.target is not None:
             if not path.parent.is_dir():
-                raise NoTargetError(f"there is no directory {path.parent} to make it in")
+                raise NoTargetError(f"there is no directory {path.parent} to create it in")
             if not path.is_dir() and path.parent == Path(path.anchor):
-                raise NoTargetError(f"no such directory, and none is made in {path.parent}")
+                raise NoTargetError(f"no such directory, and none is created in {path.parent}")
             path.mkdir(exist_ok=True)
         if not path.is_dir():
             raise NoTargetError("no such directory")
@@ -675,23 +673,23 @@ class Session:
 
 
 class Target(NamedTuple):
-    """A directory that may be staged to, and who named it."""
+    """A candidate for staging, and who named it."""
 
     path: Path
     named_by: str
 
 
 def candidates(target: str | os.PathLike[str] | None, environ: Mapping[str, str] | None = None) -> list[Target]:
-    """The directories to try, in order. Raises NoTargetError where `target` names a variable that is not set."""
+    """The directories to try, in order. Raises NoTargetError if `target` names a variable that is not set."""
     require("staging", os.open in os.supports_dir_fd)
     env = os.environ if environ is None else environ
     if target is not None:
         return [Target(_expand(os.fspath(target), env), "the user")]
-    found = [Target(Path(env[name]), f"${name}") for name in scratch_variables() if env.get(name)]
+    targets = [Target(Path(env[name]), f"${name}") for name in scratch_variables() if env.get(name)]
     for site in _SITES:
         if "$USER" not in site or env.get("USER"):
-            found.append(Target(Path(site.replace("$USER", env.get("USER", ""))), "the usual directories"))
-    return found
+            targets.append(Target(Path(site.replace("$USER", env.get("USER", ""))), "the usual directories"))
+    return targets
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> Path:
@@ -701,8 +699,8 @@ def _expand(text: str, environ: Mapping[str, str]) -> Path:
         name = match[1] or match[2]
         if not environ.get(name):
             raise NoTargetError(
-                f"the target {text!r} names ${name}, which is not set here: outside a job it may be missing; name "
-                f"a directory, or leave the target out and the first that fits is taken"
+                f"the target {text!r} names ${name}, which is not set; outside a job it may be missing; name "
+                f"a directory, or leave the target out to use the first suitable one"
             )
         return environ[name]
 

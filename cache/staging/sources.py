@@ -1,10 +1,10 @@
-"""What to stage: a plain list of files, and where their bytes come from.
+"""The files to stage, and where their bytes come from.
 
-A manifest names every file of a source that may ever be staged: path relative to it, size, and CRC32C where it is
-known. Nothing here knows shards or data sets. A request names some of a manifest's files; its `last` file is put in
-place when all others of the request are there, so that its presence shows that they are.
+A manifest lists every file of a source that may ever be staged: path relative to the source, size, and CRC32C if known.
+This module does not know shards or data sets. A request names some files of a manifest; its `last` file is put in place
+after all others, so that its presence shows that they are complete.
 
-A source returns a file's bytes chunk by chunk, and makes sure that all chunks are of one state of the file.
+A source returns the bytes of a file chunk by chunk, and makes sure that all chunks belong to one state of the file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FILES_AT_ONCE = 8
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """One file: path relative to the source, size, and CRC32C of its bytes where the source knows it."""
+    """One file: path relative to the source, size in bytes, and CRC32C if the source knows it."""
 
     path: str
     bytes: int
@@ -43,9 +43,9 @@ class StagedFile:
 
 
 class Source(Protocol):
-    """Where files are staged from. `str` of it is shown to users, and kept in the record of a copy.
+    """A place to stage files from. `str()` of it is shown to users, and kept in the record of a copy.
 
-    files_at_once: how many are copied at a time unless a user says so.
+    files_at_once: how many files are copied at a time by default.
     """
 
     @property
@@ -57,17 +57,17 @@ class Source(Protocol):
         """Path or address of a file, for messages."""
 
     def chunks(self, file: StagedFile, check: Callable[[], None]) -> Generator[memoryview, None, None]:
-        """The bytes of a file, exactly `file.bytes`; a chunk is valid until the next one is asked for.
+        """The bytes of a file, exactly `file.bytes`; a chunk is valid until the next one is requested.
 
-        check: is called before each wait; it raises when the work was stopped. Raises StagingSourceError.
+        check: called before each wait; raises if the work was stopped. Raises StagingSourceError.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """A directory. Bytes pass through one buffer of 1 MiB, which stays in the CPU's cache.
+    """A directory. Bytes pass through one buffer of 1 MiB, which stays in the CPU cache.
 
-    The kernel is asked to read ahead, so that a network filesystem sees large requests.
+    The kernel is asked to read ahead, so that a network filesystem gets large requests.
     """
 
     path: Path
@@ -121,7 +121,7 @@ def _opened(source: Path, file: StagedFile) -> int:
     if not stat.S_ISREG(status.st_mode) or status.st_size != file.bytes:
         os.close(reader)
         raise StagingSourceError(
-            f"{source}: has {status.st_size} bytes, {file.bytes} expected: the source changed or is damaged; "
+            f"{source}: has {status.st_size} bytes, expected {file.bytes}: the source changed or is damaged; "
             f"run  packer verify  on it, then stage again"
         )
     return reader
@@ -131,8 +131,8 @@ def _opened(source: Path, file: StagedFile) -> int:
 class Manifest:
     """A source and its files.
 
-    name: of the set, for people. fingerprint: at least 16 hex digits that change whenever the files do; it names the
-    directory of the copy. Raises StagingError for a path that leads outside, or is named twice.
+    name: of the set, for messages. fingerprint: at least 16 hex digits that change whenever the files do; it names the
+    directory of the copy. Raises StagingError for a path that leads outside the source, or occurs twice.
     """
 
     source: Source
@@ -156,7 +156,7 @@ class Manifest:
 
     @property
     def folder_name(self) -> str:
-        """Of the copy's directory: the set's name in plain letters, and its fingerprint."""
+        """The name of the copy's directory: the set's name in plain letters, and its fingerprint."""
         plain = re.sub(r"[^A-Za-z0-9._-]+", "_", self.name).strip("._-")[:80] or "set"
         return f"{plain}-{self.fingerprint[:16]}"
 
@@ -168,9 +168,9 @@ CLEANUPS = ("atexit", "never")
 class CopyOptions:
     """How files are copied.
 
-    verify: also read files that are there already and compare checksums (sizes always are).
-    cleanup: "atexit" removes the copy when the last process that uses it leaves, "never" keeps it.
-    quota_bytes: remove least recently used copies that are not in use until all copies fit.
+    verify: also read existing files and compare checksums (sizes are always compared).
+    cleanup: "atexit" removes the copy when the last process that uses it exits, "never" keeps it.
+    quota_bytes: remove the least recently used copies that are not in use until all copies fit.
     threads: files copied at a time.
     bytes_per_second: a limit for this node.
     any_filesystem: stage even to a filesystem that other nodes share.
@@ -192,7 +192,7 @@ class CopyOptions:
                 raise ValueError(f"{name} must be above 0, not {value}")
 
     def copying_threads(self, source: Source) -> int:
-        """`threads`, or what suits the source."""
+        """`threads`, or the default of the source."""
         return self.threads or source.files_at_once
 
 
@@ -200,8 +200,8 @@ class CopyOptions:
 class Request:
     """What to stage, where and how.
 
-    files: needed before work starts. later: copied by a thread meanwhile.
-    target: a directory; None for the first fit one.
+    files: needed before work starts. later: copied by a thread in the background.
+    target: a directory; None for the first suitable one.
     """
 
     manifest: Manifest
@@ -221,7 +221,7 @@ class Request:
 
 
 def inside(path: Any) -> bool:
-    """Whether a relative path stays in its directory, and outside of staging's own folder there."""
+    """Whether a relative path stays in its directory, and outside of staging's folder there."""
     if not isinstance(path, str) or not path or "\0" in path:
         return False
     parts = path.split("/")
@@ -229,29 +229,29 @@ def inside(path: Any) -> bool:
 
 
 def total_bytes(files: Iterable[StagedFile]) -> int:
-    """Bytes of some files together."""
+    """The total size of some files."""
     return sum(file.bytes for file in files)
 
 
 # Staging from an address: several ranged GETs of each file at a time, in order, all of one object.
 #
-# All answers must have the ETag of the first, and later GETs ask for it. What is on this machine already (dataset.json
-# and the indexes, which were fetched to know what to stage) is copied from there.
+# All answers must have the ETag of the first, and later GETs require it. Files that are already on this machine
+# (dataset.json and the indexes, which were fetched to learn what to stage) are copied from there.
 
 
 _GET_BYTES = 8 << 20
-_AHEAD = 3  # GETs of one file under way: of all files they hold at most 192 MiB
+_AHEAD = 3  # GETs of one file in flight: over all files they hold at most 192 MiB
 _TICK_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
 class RemoteSource:
-    """The files below an address. here: a directory that has those in `from_here`."""
+    """The files below an address. here: a directory with local copies of the files in `from_here`."""
 
     remote: Remote
     here: Path
     from_here: frozenset[str]
-    files_at_once: ClassVar[int] = _FILES_AT_ONCE  # they wait for the network, whatever the CPUs
+    files_at_once: ClassVar[int] = _FILES_AT_ONCE  # more than CPUs, since copying waits for the network
 
     def __str__(self) -> str:
         return str(self.remote.url)
@@ -266,7 +266,7 @@ class RemoteSource:
             return
         starts = deque(range(0, file.bytes, _GET_BYTES))
         pending: deque[Future[tuple[Any, Facts]]] = deque()
-        etag = ""  # until the first answer; those that were asked for before it are compared with it
+        etag = ""  # until the first answer; requests sent before it are compared with it later
         try:
             while starts or pending:
                 while starts and len(pending) < _AHEAD:
@@ -279,13 +279,13 @@ class RemoteSource:
                 etag = etag or facts.etag
                 yield memoryview(data)
         except (RemoteError, MissingExtraError) as error:
-            raise StagingSourceError(f"{error}; is the source still what it was? then stage again") from error
+            raise StagingSourceError(f"{error}; check that the source has not changed, then stage again") from error
         finally:
             for future in pending:
                 future.cancel()
 
     def _wait(self, future: Future[tuple[Any, Facts]], check: Callable[[], None]) -> tuple[Any, Facts]:
-        """The answer; GETs are bounded, so this ends."""
+        """The answer of a GET; GETs are bounded, so this ends."""
         while True:
             check()
             try:

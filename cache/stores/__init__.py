@@ -1,7 +1,7 @@
-"""Stores: bytes at extents. See `cache.stores.base` for what a store promises.
+"""Stores: bytes at extents. `cache.stores.base` defines what a store must do.
 
 files     shards that are files, and loose files       copied    a copy over its source
-remote    shards behind an address, by ranged GETs     ranges    which ranges to fetch together
+remote    shards behind an address, by ranged GETs     ranges    merging ranges into larger reads
 """
 
 from cache.stores.base import Buffer, Extents, Int64s, Shards, Store, StoreOver

@@ -1,12 +1,11 @@
 """Stores: bytes at extents.
 
-An extent is one run of bytes in one shard. A store knows no samples, fields, images or containers: a table says where
-the bytes of a sample are, and a store reads them: from files, from a server, from a copy over its source, or from a
-cache over any other store. So stores stack, and a store of another package needs a single method, `read_one`.
+An extent is one run of bytes in one shard. A store knows no samples, fields, images or containers: a table records
+where the bytes of a sample are, and a store reads them from files, from a server, from a copy over its source, or from
+a cache over any other store. So stores stack, and a store of another package needs a single method, `read_one`.
 
-An extent that is not inside its shard, a missing shard, and one of another size than before raise StaleIndexError;
-wrong bytes are never returned. Stores pickle by what they were opened with, threads share them, and they work in forked
-children.
+StaleIndexError is raised for an extent outside its shard, a missing shard, and a shard whose size has changed; wrong
+bytes are never returned. Stores pickle as their arguments, are thread-safe, and work in forked children.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ _Number = TypeVar("_Number", int, Int64s)
 
 
 class Payloads(NamedTuple):
-    """The numbers of payloads in a table, `Extents.row`: of sample 0 first, field by field, then of sample 1.
+    """Numbering of the payloads of a table (`Extents.row`): field by field for sample 0, then for sample 1, ….
 
-    width: payloads of a sample. All methods take one number or an array.
+    width: payloads per sample. All methods take one number or an array.
     """
 
     width: int = 1
 
     def number(self, sample: _Number, field: int) -> _Number:
-        """The number of the payload of a sample in the field at this position."""
+        """The number of the payload of a sample in a field, given by its position."""
         return sample * self.width + field if self.width > 1 else sample
 
     def sample(self, number: _Number) -> _Number:
@@ -45,15 +44,15 @@ class Payloads(NamedTuple):
         return number // self.width
 
     def field(self, number: _Number) -> _Number:
-        """The position of a payload's field."""
+        """The field of a payload, by its position."""
         return number % self.width
 
 
 class Extents(NamedTuple):
-    """Where k payloads are: int64 arrays of length k.
+    """Locations of k payloads: int64 arrays of length k.
 
-    row: a number that no other payload of the table has (`Payloads`), the same in every process; the key in caches.
-    shard: position in the store's list of shards. offset, length: bytes.
+    row: the unique number of the payload in the table (`Payloads`), the same in every process; the key in caches.
+    shard: position in the store's list of shards. offset, length: in bytes.
     """
 
     row: Int64s
@@ -62,19 +61,19 @@ class Extents(NamedTuple):
     length: Int64s
 
     def take(self, which: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Extents:
-        """Some of them, by position or by mask."""
+        """A subset, by positions or by a mask."""
         return Extents(*(column[which] for column in self))
 
 
 class Shards(NamedTuple):
-    """The shards of a store: their paths, relative to where they are, and their sizes in bytes."""
+    """The shards of a store: their paths, relative to the store's root, and their sizes in bytes."""
 
     paths: Sequence[str]
     bytes: Sequence[int]
 
 
 class ByRow(Protocol):
-    """Payloads by their rows; None for those that are not kept."""
+    """Returns payloads by row; None for those that are not stored."""
 
     def hit(self, row: int) -> Buffer | None: ...
 
@@ -82,42 +81,42 @@ class ByRow(Protocol):
 
 
 class Store(ABC):
-    """Bytes at extents; see the module."""
+    """Reads bytes at extents; see the module."""
 
     @abstractmethod
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         """The bytes of one extent. Raises StaleIndexError."""
 
     def read(self, extents: Extents) -> list[Buffer]:
-        """The bytes of many extents, in the order of the extents. Views stay valid and never change."""
+        """The bytes of many extents, in their order. Views stay valid and never change."""
         return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:  # noqa: B027
         """Announce extents that will be read soon; returns at once.
 
-        below_bytes: leave out runs of this size and more, which keep a disk busy by themselves.
+        below_bytes: skip runs of at least this size, which keep a disk busy on their own.
         """
 
     def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Which extents are in the memory or on the disks of this node, as far as is known without asking elsewhere."""
+        """Which extents are in the memory or on the disks of this node, as far as is known locally. bool [k]."""
         return np.zeros(len(extents.row), np.bool_)
 
     def check(self, shard: int) -> None:  # noqa: B027
-        """Compare a shard with what is known of it: its size, or its `state`. Raises StaleIndexError."""
+        """Check that a shard still has its indexed size or its `state`. Raises StaleIndexError."""
 
     def close(self) -> None:  # noqa: B027
-        """Close what is open; the next read opens it again."""
+        """Close open files and connections; the next read opens them again."""
 
     @property
     def state(self) -> str:
-        """Of files that may be rewritten while they are read: a text that differs for another state of them than when
-        they were listed, by which `check` goes, too; "" where an index tells.
+        """A text that identifies the state of files that may be rewritten while they are read, as of their listing;
+        `check` compares it. "" if an index identifies them.
         """
         return ""
 
     @property
     def by_row(self) -> ByRow | None:
-        """Of a store that keeps payloads by their rows: what gives them without their extents; None for others."""
+        """Access to payloads by row alone, for stores that keep them so; None for others."""
         return None
 
     def __enter__(self: _S) -> _S:
@@ -130,7 +129,7 @@ class Store(ABC):
 
 
 class StoreOver(Store):
-    """A store over another one, which passes everything but reads to it."""
+    """A store over another one, `source`; passes on every call except reads."""
 
     source: Store
 
@@ -151,17 +150,17 @@ class StoreOver(Store):
         return self.source.state
 
     def stats(self) -> Any:
-        """What the store below counts, as `CopyStats`; None where it counts nothing."""
+        """The counts of the store below, such as `CopyStats`; None if it has none."""
         return getattr(self.source, "stats", lambda: None)()
 
 
 class Part(NamedTuple):
-    """One store of several.
+    """One store of a `Joined` store.
 
-    shards: how many it has.
+    shards: number of its shards.
     samples: how many rows of the joined table are in this store.
-    rows: their numbers there, int64 [samples]; None for 0, 1, ….
-    payloads: how the payloads of the joined table and of the store are numbered.
+    rows: their row numbers in the store, int64 [samples]; None for 0, 1, ….
+    payloads: the numbering of the payloads in the joined table and in the store.
     """
 
     store: Store
@@ -171,7 +170,7 @@ class Part(NamedTuple):
     payloads: Payloads = Payloads()
 
     def of_store(self, row: _Number) -> _Number:
-        """The row of an extent, or of many, as the store numbers it."""
+        """Translate the row of an extent, or of many, to the numbering of the store."""
         if self.rows is None:
             return row
         sample: Any = self.rows[self.payloads.sample(row)]
@@ -180,7 +179,7 @@ class Part(NamedTuple):
 
 
 class Joined(Store):
-    """Stores one after the other, with consecutive numbers of shards. Raises what they raise."""
+    """Stores joined one after the other, with consecutive shard numbers. Raises the errors of its parts."""
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self.parts = tuple(parts)
@@ -188,7 +187,7 @@ class Joined(Store):
         self._first_row = [0, *accumulate(part.samples * part.payloads.width for part in parts)]
 
     def below(self, row: int, shard: int) -> tuple[Store, int, int]:
-        """The store of a shard, and how it numbers that and an extent in it."""
+        """The store of a shard, and the numbers of the extent and the shard in that store."""
         number = bisect_right(self._first_shard, shard) - 1
         part = self.parts[number]
         return part.store, int(part.of_store(row - self._first_row[number])), shard - self._first_shard[number]
@@ -226,7 +225,7 @@ class Joined(Store):
         return " ".join(part.store.state for part in self.parts).strip()
 
     def _split(self, extents: Extents) -> Iterator[tuple[Store, Int64s, Extents]]:
-        """(store, positions of the extents that are in it, these as it numbers them), for those that have any."""
+        """(store, positions of its extents, those extents in its numbering), for each store that has any."""
         numbers = np.searchsorted(self._first_shard, extents.shard, side="right") - 1
         for number in np.unique(numbers).tolist():
             part, which = self.parts[number], np.flatnonzero(numbers == number)
@@ -236,13 +235,13 @@ class Joined(Store):
 
 
 def put(data: list[Buffer], which: Int64s, some: Sequence[Buffer]) -> None:
-    """Put some payloads at their positions."""
+    """Put payloads at their positions in `data`."""
     for i, one in zip(which.tolist(), some, strict=True):
         data[i] = one
 
 
 def layers(store: Store, row: int = 0, shard: int = 0) -> Iterator[tuple[Store, int, int]]:
-    """A store and those below it, and the numbers that an extent and its shard have there."""
+    """A store and those below it, each with the numbers of the extent and its shard there."""
     while True:
         yield store, row, shard
         if isinstance(store, Joined):
@@ -254,7 +253,7 @@ def layers(store: Store, row: int = 0, shard: int = 0) -> Iterator[tuple[Store, 
 
 
 def layer(store: Store, kind: type[_S]) -> _S | None:
-    """The first store of a kind among those that are over each other."""
+    """The first store of a kind in a stack of stores."""
     while not isinstance(store, kind):
         if not isinstance(store, StoreOver):
             return None
@@ -263,21 +262,21 @@ def layer(store: Store, kind: type[_S]) -> _S | None:
 
 
 def location(store: Store, row: int, shard: int) -> str:
-    """The path or address of a shard, for messages and for readers of other packages: by the layer that has one."""
+    """The path or address of a shard, for messages and for other packages, from the first layer that knows it."""
     for one, _, number in layers(store, row, shard):
         if hasattr(one, "location"):
             return str(one.location(number))
     return f"shard {shard}"
 
 
-# What the caches among a thread's stores have spent and given, apart from the stores below them.
+# Time spent in, and payloads from, the caches among a thread's stores.
 #
-# A cache adds here the time that it takes itself, without that of the store below it, so that caches over each other
-# add up. The share of one read is the difference of the counts before and after it, in the thread that reads.
+# Each cache adds the time that it takes itself, without that of the store below it, so that stacked caches add up. The
+# share of one read is the difference of the counts before and after it, in the thread that reads.
 
 
 class Tiers(threading.local):
-    """Sums of one thread. nanoseconds: spent in caches. hits, hit_bytes: payloads that they gave."""
+    """Sums of one thread. nanoseconds: spent in caches. hits, hit_bytes: payloads served by them."""
 
     nanoseconds = 0
     hits = 0

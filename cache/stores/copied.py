@@ -1,8 +1,8 @@
-"""A copy over its source: each shard from the copy where it is there, from the source otherwise.
+"""A copy over its source: each shard is read from the copy if it is there, from the source otherwise.
 
-The copy is checked again a second after a shard was read from the source, so training moves over to the copy while
-staging continues. With patience a read waits for a shard that is on its way: where the order follows the staging, the
-source is then read once and not twice.
+After a shard was read from the source, the copy is checked again a second later, so training moves over to the copy
+while staging continues. With `patience_seconds`, a read waits for a shard that is being staged: if the order follows
+the staging, the source is then read once instead of twice.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _RETRY_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class CopyStats:
-    """Payloads read from the copy and from the source, and the seconds that all threads together waited for shards to
-    arrive. Each process has its own counts."""
+    """Payloads read from the copy and from the source, and the seconds that all threads together waited for shards.
+    Counted per process."""
 
     local: int = 0
     source: int = 0
@@ -40,16 +40,16 @@ class CopyStats:
 
     @property
     def local_share(self) -> float:
-        """Of all payloads read; 0 before the first."""
+        """The share of the payloads that came from the copy; 0 before the first read."""
         return self.local / max(1, self.local + self.source)
 
 
 class Copied(Store):
     """`copy` over `source`, which have the same shards under the same numbers.
 
-    patience_seconds: how long to wait for a shard that is being staged before it is read from the source. After one
-    failed wait there are no others; a shard that is not on its way is not waited for. Raises what the two raise; a
-    source that cannot be read does not matter while the copy has the shard.
+    patience_seconds: how long to wait for a shard that is being staged before reading it from the source. After one
+    timeout no read waits again; reads never wait for a shard that is not being staged. Raises the errors of both
+    stores; an unreadable source does not matter while the copy has the shard.
     """
 
     def __init__(self, copy: Files, source: Store, patience_seconds: float = 0.0) -> None:
@@ -89,7 +89,7 @@ class Copied(Store):
         return data
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        """Shards that reads will wait for are left out: their source would be read twice."""
+        """Skips shards that reads will wait for; their source would be read twice."""
         shards, which = np.unique(extents.shard, return_inverse=True)
         states = [None if self._may_arrive(shard) else self._is_local(shard) for shard in shards.tolist()]
         for state, store in ((True, self.copy), (False, self.source)):
@@ -99,8 +99,8 @@ class Copied(Store):
 
     def holds(self, extents: Extents) -> npt.NDArray[np.bool_]:
         shards, which = np.unique(extents.shard, return_inverse=True)
-        found: npt.NDArray[np.bool_] = np.array([self._is_here(shard) for shard in shards.tolist()], np.bool_)[which]
-        return found
+        local: npt.NDArray[np.bool_] = np.array([self._is_here(shard) for shard in shards.tolist()], np.bool_)[which]
+        return local
 
     def check(self, shard: int) -> None:
         (self.copy if self._is_local(shard) else self.source).check(shard)
@@ -115,7 +115,7 @@ class Copied(Store):
         self._retry_at.clear()
 
     def after_fork(self) -> None:
-        """In a forked child."""
+        """In a forked child: replace the lock."""
         self._stats_lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -127,12 +127,12 @@ class Copied(Store):
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _where(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """For each extent, whether it is read from the copy."""
+        """For each extent, whether it is read from the copy; bool [k]."""
         shards, which = np.unique(extents.shard, return_inverse=True)
         return np.array([self._is_local(shard) for shard in shards.tolist()], np.bool_)[which]
 
     def _is_local(self, shard: int) -> bool:
-        """Whether to read from the copy, after waiting for a shard that is on its way."""
+        """Whether to read from the copy, after waiting for a shard that is being staged."""
         if self.copy.is_open(shard):
             return True
         if self._may_arrive(shard):
@@ -143,7 +143,7 @@ class Copied(Store):
         return self._is_here(shard)
 
     def _is_here(self, shard: int) -> bool:
-        """Whether the copy has the shard now, or had it a second ago."""
+        """Whether the copy has the shard, now or a second ago."""
         if self.copy.is_open(shard):
             return True
         now = time.monotonic()
@@ -159,7 +159,7 @@ class Copied(Store):
         return False
 
     def _may_arrive(self, shard: int) -> bool:
-        """Whether to wait for a shard that is not there."""
+        """Whether to wait for a missing shard."""
         if not self.patience_seconds or self._arrivals.over or self.copy.is_open(shard) or self.copy.has(shard):
             return False
         return self._arrivals.expects(self.copy.shards.paths[shard])
@@ -170,21 +170,20 @@ class Copied(Store):
             self._stats = CopyStats(old.local + local, old.source + source, old.waited_seconds + waited)
 
 
-# What other nodes hold, as a level between this node's own bytes and the source.
+# The data of other nodes, as a level between this node's data and the source.
 #
-#     read ──► owner of the extent?  this node, or it is here ──► own store (its copy, its cache, the source)
+#     read ──► owner of the extent?  this node, or it is local ──► own store (its copy, its cache, the source)
 #                     │ another node
 #                     └──► that node answers, with the right bytes ──► done
 #                                 │ no
 #                                 └──► own store, which reads the source
 #
-# Who owns an extent follows from the order (`owners`), so there is no directory to ask. The owner reads what it lacks
-# from the source and keeps it, if that is what its store does; so each byte leaves the source once, whichever node
-# reads it first.
+# The owner of an extent follows from the order (`owners`), so no directory has to be asked. The owner reads missing
+# extents from the source, and keeps them if its store does; so each byte leaves the source once, whichever node reads
+# it first.
 #
-# A node that fails is left out for `pause_seconds`, then asked again by one reader, and left out for twice as long each
-# time, up to a minute or so. The first failure of a node is a warning, and there are no others of it.
-
+# A node that fails is not asked for `pause_seconds`, then asked again by one reader, and the pause doubles with each
+# failure, up to about a minute. Only the first failure of a node causes a warning.
 
 _LONGEST_PAUSE = 16  # times pause_seconds
 _MOST_WARNINGS = 8  # of one store in one process
@@ -198,8 +197,8 @@ class RowOwners:
     bounds: Int64s
 
     def __call__(self, extents: Extents) -> Int64s:
-        found: Int64s = np.searchsorted(self.bounds, extents.row, side="right") - 1
-        return found
+        owners: Int64s = np.searchsorted(self.bounds, extents.row, side="right") - 1
+        return owners
 
     def one(self, row: int, shard: int) -> int:
         """The owner of one extent."""
@@ -213,8 +212,8 @@ class ShardOwners:
     nodes: Int64s
 
     def __call__(self, extents: Extents) -> Int64s:
-        found: Int64s = self.nodes[extents.shard]
-        return found
+        owners: Int64s = self.nodes[extents.shard]
+        return owners
 
     def one(self, row: int, shard: int) -> int:
         """The owner of one extent."""
@@ -223,10 +222,10 @@ class ShardOwners:
 
 @dataclass(frozen=True, slots=True)
 class NeighbourStats:
-    """Payloads, by who gave them. Each process has its own counts.
+    """Payloads, by the node that served them. Counted per process.
 
-    own: this node. near, near_bytes: other nodes. far: this node, since the owner did not answer, or wrongly.
-    failures: of nodes to answer. left_out: the nodes that are not asked now.
+    own: this node. near, near_bytes: other nodes. far: this node, because the owner did not answer, or wrongly.
+    failures: failed requests to nodes. left_out: the nodes that are not asked at present.
     """
 
     own: int = 0
@@ -238,10 +237,10 @@ class NeighbourStats:
 
 
 class _Peer:
-    """Another node, as this process sees it; `lock` covers the rest, and connecting.
+    """Another node, as seen by this process; `lock` guards the fields and connecting.
 
-    store: of what it holds, while it answers and before it was asked. trial: the same, of one reader, after a failure.
-    failures: since it last answered. retry_at: when to ask again.
+    store: of its data; None after a failure, and before it was first asked. trial: the same for one reader, after a
+    failure. failures: since it last answered. retry_at: when to ask again.
     """
 
     def __init__(self) -> None:
@@ -254,15 +253,16 @@ class _Peer:
 
 
 class Neighbours(StoreOver):
-    """`source`, the store of this node, with what the other nodes hold.
+    """`source`, the store of this node, combined with the data of other nodes.
 
-    node: the number of this one.
-    owners: the node that owns each of some extents.
-    connect: a store of what a node holds, which raises an OSError or a DamagedSampleError where that does not answer,
-        or not with the bytes of the set; None where it is not known where the node is. Called again after failures.
-    pause_seconds: how long a node is left out after its first failure.
+    node: the number of this node.
+    owners: returns the node that owns each extent.
+    connect: returns a store of a node's data, which raises an OSError or a DamagedSampleError if the node does not
+        answer, or sends other bytes than those of the set; None if the node's address is unknown. Called again after
+        failures.
+    pause_seconds: how long a node is not asked after its first failure.
 
-    Raises what `source` raises.
+    Raises the errors of `source`.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class Neighbours(StoreOver):
         call_after_fork(self)
 
     def stats(self) -> NeighbourStats:
-        """Counts since this store was opened; those of the own store are `source.stats()`."""
+        """Counts since this store was opened; `source.stats()` has those of the node's own store."""
         with self._lock:
             left_out = tuple(sorted(node for node, peer in self._peers.items() if peer.failures))
             return NeighbourStats(**self._counts, left_out=left_out)
@@ -301,7 +301,7 @@ class Neighbours(StoreOver):
             self._count(own=len(own))
             return self.source.read(extents)
         asked = [(node, which, self._store_of(node)) for node, which in others]
-        if len(others) > 1 or len(own):  # all answer at the same time
+        if len(others) > 1 or len(own):  # ask all at the same time
             for _, which, store in asked:
                 if store is not None:
                     store.prefetch(extents.take(which))
@@ -339,7 +339,7 @@ class Neighbours(StoreOver):
         self.source.close()
 
     def after_fork(self) -> None:
-        """In a forked child, which asks by itself."""
+        """In a forked child: replace the lock and the connections."""
         self._lock, self._peers = threading.Lock(), {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -351,7 +351,7 @@ class Neighbours(StoreOver):
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _split(self, extents: Extents) -> tuple[Int64s, list[tuple[int, Int64s]]]:
-        """Positions of the extents that this node reads by itself, and of those of each other node."""
+        """Positions of the extents that this node reads itself, and of those of each other node."""
         owners = self.owners(extents)
         away = np.flatnonzero(owners != self.node)
         if len(away):
@@ -366,7 +366,7 @@ class Neighbours(StoreOver):
             put(found, which, self.source.read(extents.take(which)))
 
     def _ask(self, node: int, store: Store | None, extents: Extents) -> list[Buffer] | None:
-        """What a node holds; None where it does not answer, or wrongly."""
+        """The extents from a node; None if it does not answer, or wrongly."""
         if store is None:
             return None
         try:
@@ -382,7 +382,7 @@ class Neighbours(StoreOver):
         return data
 
     def _store_of(self, node: int) -> Store | None:
-        """The store of a node; None while it is left out, and for all but the first that ask when it no longer is."""
+        """The store of a node; None during a pause, and after it for all readers except the first to ask."""
         peer = self._peer(node)
         with peer.lock:
             if peer.store is not None:
@@ -392,7 +392,7 @@ class Neighbours(StoreOver):
                 return None
             peer.retry_at = now + self._pause(peer)
             try:
-                store, reason = self.connect(node), "it has not said where it listens"
+                store, reason = self.connect(node), "it has not published its address"
             except OSError as error:
                 store, reason = None, str(error)
             if store is not None and not peer.failures:
@@ -404,11 +404,11 @@ class Neighbours(StoreOver):
         return store
 
     def _failed(self, node: int, store: Store | None, reason: str) -> None:
-        """Leave a node out. store: that failed, None where there was none."""
+        """Pause a node. store: the one that failed, None if there was none."""
         peer = self._peer(node)
         with peer.lock:
             if store is not None and store is not peer.store and store is not peer.trial:
-                return  # another thread has seen it fail, too
+                return  # another thread has reported this failure
             peer.store, peer.trial, peer.failures = None, None, peer.failures + 1
             pause = self._pause(peer)
             peer.retry_at = time.monotonic() + pause
@@ -418,7 +418,7 @@ class Neighbours(StoreOver):
             store.close()
         if is_new and self._may_warn():
             warnings.warn(
-                f"node {node} is left out for {pause:g} s, and what it holds is read from the source: {reason}",
+                f"node {node} is not asked for {pause:g} s, and its data are read from the source: {reason}",
                 stacklevel=2,
             )
 

@@ -1,10 +1,10 @@
-"""Shards that are files of this machine, or of a file system that it has mounted.
+"""Shards as files of this machine or of a mounted filesystem.
 
-A shard is opened on first use, at most `open_shards` at a time; a descriptor is closed only when no read holds it.
+A shard is opened on first use, at most `open_shards` at a time; a descriptor is closed only when no read uses it.
 Descriptors are only used with `pread`, which has no shared position, so threads and forked children may share them.
 
-Files are read by "pread", which copies the bytes out and is safe under every kind of change to the file, or mapped,
-which gives views of the page cache: a file that shrinks under a map kills the process with SIGBUS.
+Files are read by "pread", which copies the bytes and is safe whatever happens to the file, or mapped, which gives views
+of the page cache: a file that is truncated while mapped kills the process with SIGBUS.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _REBUILD = "rebuild the index with  packer index"
 class Files(Store):
     """Shards below a directory.
 
-    mapped: give views of the page cache.
-    open_shards: how many files may be open at a time; fewer where the process may open no more.
-    recognise: called with (number, path, file) of a shard that was opened for the first time, or in another state than
-        before; raises StaleIndexError where it is not the shard that the index describes.
+    mapped: return views of the page cache.
+    open_shards: how many files may be open at a time; fewer if the limit of the process is lower.
+    recognise: called with (number, path, file) when a shard is opened for the first time or has changed; raises
+        StaleIndexError if it is not the shard that the index describes.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Files(Store):
 
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
-        """`bytes`, or of a mapped file a read-only memoryview."""
+        """`bytes`, or for a mapped file a read-only memoryview."""
         file = self._files[shard] or self._open(shard)
         if file.view is not None:
             file.check(offset, length)
@@ -84,7 +84,7 @@ class Files(Store):
         return file.reread(offset, length)
 
     def read(self, extents: Extents) -> list[Buffer]:
-        """Read-only memoryviews of one block of memory: the reads are sorted by place, neighbours fetched together."""
+        """Read-only memoryviews of one block of memory; reads are sorted by offset, and neighbours merged."""
         if self.mapped:
             return super().read(extents)
         plan = self._plan(extents)
@@ -109,11 +109,11 @@ class Files(Store):
 
     # --- life ---------------------------------------------------------------------------------------------------
     def is_open(self, shard: int) -> bool:
-        """Whether this process has the shard open."""
+        """Whether the shard is open in this process."""
         return self._files[shard] is not None
 
     def has(self, shard: int) -> bool:
-        """Whether the shard is there now, and as large as it should be."""
+        """Whether the shard exists now, with its indexed size."""
         try:
             return os.stat(self.location(shard)).st_size == self.shards.bytes[shard]
         except OSError:
@@ -126,7 +126,7 @@ class Files(Store):
         self._blocks.clear()
 
     def after_fork(self) -> None:
-        """In a forked child: keep the shards that were open; another thread may have held the lock."""
+        """In a forked child: keep the open shards, replace the lock, which another thread may have held."""
         self._lock = threading.Lock()
         self._opened = deque(shard for shard, file in enumerate(self._files) if file is not None)
 
@@ -152,7 +152,7 @@ class Files(Store):
             return file
 
     def _open_file(self, shard: int) -> OpenFile:
-        """Open a shard; where this process may open no more files, the oldest are closed."""
+        """Open a shard; if the process may open no more files, the oldest are closed first."""
         while True:
             try:
                 file = OpenFile(self.location(shard), self.shards.bytes[shard], self.mapped)
@@ -167,10 +167,10 @@ class Files(Store):
 
 
 class OpenFile:
-    """One open shard: its descriptor, its size and state, and where it is mapped a view of it.
+    """One open shard: its descriptor, size and state, and a view if it is mapped.
 
-    The descriptor closes with the last reference to it, so that no read can see it used for another file. Raises
-    StaleIndexError where the file is missing, no regular file, or not of `expected_bytes`.
+    The descriptor closes with the last reference, so no read can see it reused for another file. Raises StaleIndexError
+    if the file is missing, not a regular file, or not of `expected_bytes`.
     """
 
     __slots__ = ("bytes", "descriptor", "path", "state", "view")
@@ -186,7 +186,7 @@ class OpenFile:
             if error.errno == errno.ESTALE:
                 raise unreadable(path, error) from error
             raise StaleIndexError(
-                f"{path}: shard cannot be opened: {error.strerror}; bring it back, or see with  packer verify  "
+                f"{path}: shard cannot be opened: {error.strerror}; restore it, or run  packer verify  to see "
                 f"what else is missing"
             ) from error
         if not stat.S_ISREG(status.st_mode):
@@ -194,8 +194,8 @@ class OpenFile:
         self.bytes, self.state = status.st_size, FileState.of(status)
         if self.bytes != expected_bytes:
             raise StaleIndexError(
-                f"{path}: has {self.bytes} bytes, {expected_bytes} were indexed: the shard was truncated or "
-                f"changed; restore it, or, if the shard is right and nothing replaces the set now, {_REBUILD}"
+                f"{path}: has {self.bytes} bytes, expected {expected_bytes} as indexed: the shard was truncated or "
+                f"changed; restore it, or, if the shard is right and the set is not being replaced, {_REBUILD}"
             )
         if mapped and self.bytes:
             try:
@@ -211,7 +211,7 @@ class OpenFile:
             raise self.too_short(offset, length)
 
     def reread(self, offset: int, length: int) -> bytes:
-        """The range again, in as many reads as it takes (one read returns at most 2 GiB); a short file raises."""
+        """Read a range, in as many reads as it takes (one returns at most 2 GiB). Raises StaleIndexError if short."""
         parts, first, wanted = [], offset, length
         while length > 0:
             try:
@@ -225,7 +225,7 @@ class OpenFile:
         return b"".join(parts)
 
     def read_into(self, target: memoryview, offset: int, length: int) -> None:
-        """Fill `target`, which must have `length` bytes (ValueError), from `offset` on. Raises as `reread` does."""
+        """Fill `target`, which must have `length` bytes (ValueError), from `offset` on. Raises like `reread`."""
         try:
             count = preadv(self.descriptor, (target,), offset)
         except OSError as error:
@@ -234,15 +234,15 @@ class OpenFile:
             target[:] = self.reread(offset, length)
 
     def too_short(self, offset: int, length: int) -> StaleIndexError:
-        """The error of a range that the file ends before."""
+        """The error for a range that extends beyond the end of the file."""
         try:
-            found = os.fstat(self.descriptor).st_size
+            size = os.fstat(self.descriptor).st_size
         except OSError as error:
             return unreadable(self.path, error)
-        if found < self.bytes:
-            return StaleIndexError(f"{self.path}: shrank from {self.bytes} to {found} bytes while it was being read")
+        if size < self.bytes:
+            return StaleIndexError(f"{self.path}: shrank from {self.bytes} to {size} bytes while it was being read")
         return StaleIndexError(
-            f"{self.path}: bytes {offset} to {offset + length} were asked for, but the shard has {found}; {_REBUILD}"
+            f"{self.path}: bytes {offset} to {offset + length} are outside the shard, which has {size}; {_REBUILD}"
         )
 
     def __del__(self) -> None:
@@ -251,9 +251,9 @@ class OpenFile:
 
 
 class LooseFiles(Store):
-    """Files that are one sample each, read whole: shard i is file i, of its present length.
+    """Files of one sample each, read whole: shard i is file i, with its present length.
 
-    bytes: sizes when they were listed, int64 [n]. times: of modification and of change then, ns, int64 [n, 2].
+    sizes: in bytes when they were listed, int64 [n]. times: of modification and status change then, ns, int64 [n, 2].
     """
 
     def __init__(self, root: str, paths: Sequence[str], sizes: Int64s, times: Int64s) -> None:
@@ -272,7 +272,7 @@ class LooseFiles(Store):
             try:
                 descriptor = os.open(self.location(shard), READ)
             except OSError:
-                continue  # the read that follows raises
+                continue  # the later read raises
             try:
                 prefetch(descriptor, ((0, 0),))
             finally:
@@ -282,7 +282,7 @@ class LooseFiles(Store):
         return f"{self.root}/{self.paths[shard]}"
 
     def check(self, shard: int) -> None:
-        """By the size and the times of the file."""
+        """Compare the size and the times of the file. Raises StaleIndexError."""
         try:
             status = os.stat(self.location(shard))
         except OSError as error:
@@ -293,7 +293,7 @@ class LooseFiles(Store):
 
     @cached_property
     def state(self) -> str:
-        """Where the files are, and their sizes and times when they were listed; 32 hex digits."""
+        """Hash of the folder, and of the files' sizes and times when they were listed; 32 hex digits."""
         digest = hashlib.blake2b(os.fsencode(os.path.realpath(self.root)), digest_size=16)
         for column in (self.sizes, self.times):
             digest.update(np.ascontiguousarray(column, "<i8").data)
@@ -301,19 +301,19 @@ class LooseFiles(Store):
 
 
 def check_inside(sizes: Int64s, extents: Extents, place: Callable[[int], str]) -> None:
-    """Raise StaleIndexError for an extent that is not inside its shard. sizes: of the shards; place: where each is."""
+    """Raise StaleIndexError for an extent outside its shard. sizes: of the shards; place: returns the path of one."""
     size = sizes[extents.shard]
     bad = (extents.offset < 0) | (extents.length < 0) | (extents.length > size - extents.offset)
     if bad.any():
         shard, offset, length = (int(column[bad.argmax()]) for column in extents[1:])
         raise StaleIndexError(
-            f"{place(shard)}: bytes {offset} to {offset + length} were asked for, but the shard has "
+            f"{place(shard)}: bytes {offset} to {offset + length} are outside the shard, which has "
             f"{int(sizes[shard])}; {_REBUILD}"
         )
 
 
 def unreadable(path: str, error: OSError) -> StaleIndexError:
-    """The error of a failed system call on a shard."""
+    """The error for a failed system call on a shard."""
     if error.errno == errno.ESTALE:
         return StaleIndexError(
             f"{path}: was replaced or removed on the file server while it was open (ESTALE): the set has changed; open "

@@ -1,11 +1,11 @@
-"""Reading many byte ranges: which to fetch together, and the memory that they are read into.
+"""Reading many byte ranges: merging them into larger reads, and the memory that they are read into.
 
-A plan sorts the wanted ranges by shard and offset and merges neighbours whose gap is small, because one larger read is
-cheaper than two system calls and the disk gets one sequential run. Planning is pure arithmetic; the caller reads.
+A plan sorts the ranges by shard and offset and merges neighbours with small gaps, because one larger read is cheaper
+than two system calls, and the disk gets one sequential run. Planning is pure arithmetic; the caller reads.
 
-Fresh memory costs a page fault per 4 KiB at its first use, about as much as the copy that follows. So blocks are kept
-and used again, but only when no view of them is left: a bytearray refuses to change its size while its buffer is
-exported (PEP 3118), which is the test. A view, or anything made from one, keeps the block.
+New memory costs a page fault per 4 KiB on first use, about as much as the copy that follows. So blocks are reused, but
+only if no view of them exists: a bytearray refuses to change its size while its buffer is exported (PEP 3118), which
+serves as the test. A view, or anything made from one, keeps the block.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ RUN_BYTES = 8 << 20
 
 
 class ReadPlan(NamedTuple):
-    """Runs to read into one buffer, and the place of each wanted range in that buffer.
+    """Runs to read into one buffer, and the place of each requested range in that buffer.
 
-    Run r is [run_offset[r], run_offset[r] + run_length[r]) of shard run_shard[r] and goes to buffer position
-    run_place[r]. Wanted range i is in run run_of[i], and then buffer[place[i] : place[i] + length[i]]. All int64.
+    Run r is [run_offset[r], run_offset[r] + run_length[r]) of shard run_shard[r], read to buffer position run_place[r].
+    Requested range i is in run run_of[i], at buffer[place[i] : place[i] + length[i]]. All arrays are int64.
     """
 
     run_shard: npt.NDArray[np.int64]
@@ -42,7 +42,7 @@ class ReadPlan(NamedTuple):
         return zip(*(column.tolist() for column in columns), strict=True)
 
     def views(self, block: memoryview, length: npt.NDArray[np.int64]) -> list[bytes | memoryview]:
-        """The wanted ranges in a buffer that the runs were read into."""
+        """The requested ranges as views of a buffer that the runs were read into."""
         stops = (self.place + length).tolist()
         return [block[start:stop] for start, stop in zip(self.place.tolist(), stops, strict=True)]
 
@@ -54,7 +54,7 @@ def plan_reads(
     gap_bytes: int = GAP_BYTES,
     run_bytes: int = RUN_BYTES,
 ) -> ReadPlan:
-    """Merge k wanted ranges (arrays [k]) into runs with gaps of at most `gap_bytes`, cut near `run_bytes`.
+    """Merge k ranges (arrays [k]) into runs with gaps of at most `gap_bytes`, cut near `run_bytes`.
 
     Ranges may overlap or repeat: a repeated range is read once.
     """
@@ -66,7 +66,7 @@ def plan_reads(
     s, o = shard[order], offset[order]
     end = o + length[order]
     if k > 1:
-        # The furthest end seen so far in the same shard: ranges may lie inside earlier ones.
+        # The largest end so far in the same shard, since ranges may be inside earlier ones.
         reach = _running_end(s, end)
         joins = (s[1:] == s[:-1]) & (o[1:] <= reach[:-1] + gap_bytes)
         starts = np.flatnonzero(np.concatenate(([True], ~joins))).astype(np.int64)
@@ -96,7 +96,7 @@ def _running_end(shard: npt.NDArray[Any], end: npt.NDArray[np.int64]) -> npt.NDA
 def _cut_long_runs(
     starts: npt.NDArray[np.int64], offset: npt.NDArray[np.int64], reach: npt.NDArray[np.int64], run_bytes: int
 ) -> npt.NDArray[np.int64]:
-    """Split runs longer than `run_bytes` where a range begins at or after everything before it has ended."""
+    """Split runs longer than `run_bytes` where a range starts after all earlier ranges have ended."""
     stops = np.append(starts[1:], len(offset))
     if int((reach[stops - 1] - offset[starts]).max()) <= run_bytes:
         return starts.astype(np.int64)
@@ -117,17 +117,17 @@ _ROUND_BYTES = 1 << 20
 
 
 class BlockPool:
-    """Up to `kept` blocks of at most 256 MiB each. Threads may share it."""
+    """Up to `kept` blocks of at most 256 MiB each. Thread-safe."""
 
     def __init__(self, kept: int = _KEPT_BLOCKS) -> None:
         self._kept = kept
         self._blocks: deque[bytearray] = deque()
 
     def take(self, size: int) -> memoryview:
-        """A writable view of `size` bytes; what they hold is undefined."""
+        """A writable view of `size` bytes with undefined content."""
         for _ in range(len(self._blocks)):
             try:
-                block = self._blocks.popleft()  # now no other thread sees it
+                block = self._blocks.popleft()  # invisible to other threads from now on
             except IndexError:
                 break
             if _in_use(block):
@@ -143,7 +143,7 @@ class BlockPool:
         return view
 
     def clear(self) -> None:
-        """Drop all blocks; views of them stay valid."""
+        """Drop all blocks; existing views stay valid."""
         self._blocks.clear()
 
 
@@ -151,7 +151,7 @@ def _in_use(block: bytearray) -> bool:
     if not block:
         return False
     try:
-        # Shrinking by one and growing again moves nothing: the memory behind a bytearray stays as large as it was.
+        # Shrinking by one and growing again does not move the memory: a bytearray keeps its allocation.
         block.append(block.pop())
     except BufferError:
         return True

@@ -1,16 +1,16 @@
 """Shards in an object store or on a web server, read by ranged GETs.
 
-One extent is one GET. Many are sorted, neighbours fetched together, and up to 256 ranges at a time. The first GET of a
-shard compares its size with that of the index and remembers its ETag; later ones ask for the same object.
+One extent is one GET. Many extents are sorted, and neighbours merged, with up to 256 GETs in flight. The first GET of a
+shard compares its size with the index and remembers its ETag; later ones require it.
 
-What `prefetch` announces is fetched in the background, and kept until each of its samples was read once:
+`prefetch` fetches extents in the background, and keeps them until each sample was read once:
 
     announced ──► queue of runs ──► up to 224 GETs at a time ──► bytes, until taken
-            above the cap the oldest are dropped, and those that are left when as much was read after they were
-            announced, as after a loop that ended early; they are read again when they are needed
+            above the limit the oldest are dropped, and so are those left over after as many bytes were read since their
+            announcement, as after a loop that ended early; they are read again when they are needed
 
-A run is one range of a shard with one or several samples in it. A run that failed is forgotten: the read that follows
-asks again, and raises. When the interpreter ends, queued runs are not begun.
+A run is one range of a shard with one or more samples. A failed run is forgotten: the read that follows requests it
+again, and raises. When the interpreter ends, queued runs are not started.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from cache.stores.base import Buffer, Extents, Shards, Store
 from cache.stores.files import check_inside
 from cache.stores.ranges import ReadPlan, plan_reads
 
-_GAP_BYTES = 64 << 10  # more than this costs more than another request, of which many are under way
+_GAP_BYTES = 64 << 10  # reading a larger gap costs more than another request, many of which are in flight
 _GET_BYTES = 8 << 20
 _Key = tuple[int, int, int]
 
 
 class RemoteFiles(Store):
-    """Shards below an address. It pickles by that; the copy connects by itself, also in a forked process.
+    """Shards below an address. Pickles as its address; the copy opens its own connection, also in a forked process.
 
-    first: called once in each process before the first request; it may raise.
-    patience: by default that of the environment.
-    gap_bytes: between two extents that one GET fetches.
+    first: called once in each process before the first request; may raise.
+    patience: by default from the environment.
+    gap_bytes: the largest gap between two extents that one GET fetches.
 
-    Raises RemoteError, MissingExtraError, and StaleIndexError where a shard is missing or was replaced.
+    Raises RemoteError, MissingExtraError, and StaleIndexError if a shard is missing or was replaced.
     """
 
     def __init__(
@@ -109,8 +109,8 @@ class RemoteFiles(Store):
             facts, _ = self._remote.head(path)
         if facts.bytes != size:
             raise StaleIndexError(
-                f"{self.location(shard)}: has {facts.bytes} bytes, {size} were indexed: the shard was truncated or "
-                f"changed; upload the set again"
+                f"{self.location(shard)}: has {facts.bytes} bytes, expected {size} as indexed: the shard was "
+                f"truncated or changed; upload the set again"
             )
         self._pin(shard, facts)
 
@@ -119,7 +119,7 @@ class RemoteFiles(Store):
 
     # --- life ---------------------------------------------------------------------------------------------------
     def close(self) -> None:
-        """Drop what was announced, and the connection; the next read connects again."""
+        """Drop prefetched bytes and the connection; the next read connects again."""
         self._announced.clear()
         self._remote.close()
 
@@ -133,7 +133,7 @@ class RemoteFiles(Store):
     # --- inside -------------------------------------------------------------------------------------------------
     @property
     def _announced(self) -> Ahead:
-        """Of this process: a forked child does not receive what its parent fetches."""
+        """The prefetched reads of this process; a forked child does not receive those of its parent."""
         if self._ahead is None or self._ahead_of != os.getpid():
             self._ahead, self._ahead_of = Ahead(self._remote.patience.most_seconds), os.getpid()
         return self._ahead
@@ -143,7 +143,7 @@ class RemoteFiles(Store):
         return plan_reads(extents.shard, extents.offset, extents.length, self.gap_bytes)
 
     def _read_now(self, extents: Extents) -> list[Buffer]:
-        """By parallel GETs of at most 8 MiB: views of the answers. Only a run of several GETs is put together."""
+        """Read by parallel GETs of at most 8 MiB: views of the answers; only runs of several GETs are joined."""
         if not len(extents.row):
             return []
         plan = self._plan(extents)
@@ -161,7 +161,7 @@ class RemoteFiles(Store):
         return [runs[run][start : start + length] for run, start, length in places]
 
     def _get(self, wanted: list[tuple[int, int, int]]) -> list[Any]:
-        """The bytes of (shard, start, stop), one GET each."""
+        """The bytes of each (shard, start, stop), by one GET each."""
         if not wanted:
             return []
         self._ask_first()
@@ -178,7 +178,7 @@ class RemoteFiles(Store):
         return lambda: self._remote.submit(self._span(shard, start, stop))
 
     def _pin(self, shard: int, facts: Facts) -> None:
-        """All bytes of a shard come from one object: that of the first answer's ETag."""
+        """Make sure that all bytes of a shard come from one object, with the ETag of the first answer."""
         if facts.etag and self._etags.setdefault(shard, facts.etag) != facts.etag:
             raise StaleIndexError(f"{self.location(shard)}: changed while it was read; open the set again")
 
@@ -194,7 +194,7 @@ def _keys(extents: Extents) -> Iterator[_Key]:
 
 @contextmanager
 def _indexed() -> Iterator[None]:
-    """What is read is in an index, so a missing object is a StaleIndexError."""
+    """Translate a missing object to StaleIndexError, since only indexed objects are read."""
     try:
         yield
     except MissingError as error:
@@ -205,18 +205,18 @@ _CAP_BYTES = 256 << 20
 
 
 class Run:
-    """One announced range. parts: its samples, as key -> (start, stop) relative to the run."""
+    """One prefetched range. parts: its samples, as key -> (start, stop) relative to the run."""
 
     def __init__(
         self, begin: Callable[[], Future[Any]], size_bytes: int, parts: dict[Hashable, tuple[int, int]]
     ) -> None:
         self.begin, self.bytes, self.parts = begin, size_bytes, parts
         self.left = len(parts)
-        self.since = 0  # what had been taken when it was announced, in bytes
+        self.since = 0  # bytes taken before it was announced
         self.future: Future[Any] | None = None
 
     def answer(self, seconds: float) -> memoryview | None:
-        """The bytes, after waiting for them; None where that failed."""
+        """The bytes, after waiting for them; None if the GET failed."""
         try:
             return None if self.future is None else memoryview(self.future.result(seconds)[0]).toreadonly()
         except (OSError, ImportError, CancelledError, TimeoutError, RuntimeError):
@@ -224,12 +224,12 @@ class Run:
 
 
 class Ahead:
-    """The announced reads of one reader in one process. Threads may share it. seconds: the longest wait for one."""
+    """The prefetched reads of one reader in one process. Thread-safe. seconds: the longest wait for one."""
 
     def __init__(self, seconds: float, cap_bytes: int = _CAP_BYTES) -> None:
         self._seconds, self._cap_bytes = seconds, cap_bytes
-        self._most = parallel_gets() * 7 // 8  # the others are for reads that wait
-        self._lock = threading.RLock()  # a future that is done at once calls back at once
+        self._most = parallel_gets() * 7 // 8  # the rest is for reads that wait
+        self._lock = threading.RLock()  # the callback of a finished future runs at once, in this thread
         self._runs: OrderedDict[int, Run] = OrderedDict()
         self._of: dict[Hashable, Run] = {}
         self._queue: OrderedDict[int, Run] = OrderedDict()
@@ -243,7 +243,7 @@ class Ahead:
         return bool(self._of)
 
     def add(self, run: Run) -> None:
-        """Announce a run; returns at once."""
+        """Prefetch a run; returns at once."""
         with self._lock:
             self._runs[id(run)] = run
             run.since = self._taken_bytes
@@ -257,7 +257,7 @@ class Ahead:
             self._begin_more()
 
     def take(self, keys: Sequence[Hashable]) -> list[memoryview | None]:
-        """The bytes of announced samples, read-only, after waiting for those under way; None for others."""
+        """The bytes of prefetched samples, read-only, after waiting for GETs in flight; None for others."""
         with self._lock:
             runs = [self._of.get(key) for key in keys]
             for run in runs:
@@ -281,7 +281,7 @@ class Ahead:
         return taken
 
     def clear(self) -> None:
-        """Forget all runs; those under way end by themselves."""
+        """Forget all runs; GETs in flight end by themselves."""
         with self._lock:
             for run in list(self._runs.values()):
                 self._forget(run)
@@ -305,7 +305,7 @@ class Ahead:
         self._queue.pop(id(run), None)
         try:
             run.future = run.begin()
-        except RuntimeError:  # the interpreter is about to end
+        except RuntimeError:  # the interpreter is shutting down
             self._queue.clear()
             return
         self._running += 1

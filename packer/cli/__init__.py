@@ -3,8 +3,7 @@
 Results go to stdout, progress and messages to stderr. Exit status: 0 done, 1 failed or damage found, 2 usage,
 130 interrupted. With --json, a failure is a JSON document on stdout too: {"error": {"type", "message", "status"}}.
 
-This file imports next to nothing, so that Ctrl-C is handled from the first moment; `packer.cli.group` has the
-commands.
+This file imports next to nothing, so that Ctrl-C is handled from the start; the commands are in `packer.cli.group`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ def main(arguments: list[str] | None = None) -> None:
     before = signal.getsignal(signal.SIGINT)
     careful = before is signal.default_int_handler and threading.current_thread() is threading.main_thread()
     try:
-        if careful:  # an import that is interrupted may swallow the exception, or make another of it
+        if careful:  # an interrupted import may swallow the exception, or turn it into another one
             signal.signal(signal.SIGINT, leave)
         from packer.cli.group import run
 
@@ -38,12 +37,12 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _open_closed_streams() -> None:
-    """Open stdin, stdout and stderr on nothing where they are closed: a shard must not get their numbers."""
+    """Open closed standard streams on /dev/null, so that a shard cannot get their descriptors."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free number, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number, that of the closed stream
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

@@ -24,17 +24,17 @@ _positive = click.FloatRange(min=0, min_open=True)
               help="Side of the training crops, in pixels.")  # fmt: skip
 @click.option("--crop-scale", type=click.FloatRange(0, 1, min_open=True), default=0.08, show_default=True,
               metavar="SHARE", help="Smallest share of an image's area in a random crop.")  # fmt: skip
-@click.option("--images-per-second", type=_positive, metavar="N", help="Images a second that all GPUs of a node need "
-    "together; packer diagnose measures them.")  # fmt: skip
-@click.option("--simulate-step", type=flags.Duration(), metavar="TIME", help="The same as the time of a training "
-    "step, as 150ms: GPUs times batch size, divided by it.")  # fmt: skip
-@flags.count_option("--batch-size", "With --simulate-step: images of one GPU's batch. Default: 64.")
+@click.option("--images-per-second", type=_positive, metavar="N", help="Images per second that all GPUs of a node "
+    "need together; packer diagnose measures them.")  # fmt: skip
+@click.option("--simulate-step", type=flags.Duration(), metavar="TIME", help="Instead: time of a training step, such "
+    "as 150ms; the rate is GPUs times batch size, divided by it.")  # fmt: skip
+@flags.count_option("--batch-size", "With --simulate-step: images per GPU and batch. Default: 64.")
 @flags.count_option("--gpus", "GPUs of a node.", 1)
 @click.option("--reader", type=click.Choice(READERS), default="packer", show_default=True,
               help="Program that will read the set.")  # fmt: skip
-@click.option("--max-error", type=click.FloatRange(min=0), metavar="N", help="Recommend nothing with a mean error "
-              "above this, of 255.")  # fmt: skip
-@flags.count_option("--max-side", "Longest sides to try; may be repeated. Default: 500, 400 and 256, for images of "
+@click.option("--max-error", type=click.FloatRange(min=0), metavar="N", help="Recommend nothing with a higher mean "
+              "error, on the scale of 255.")  # fmt: skip
+@flags.count_option("--max-side", "Longest sides to try; may be repeated. Default: 500, 400 and 256, for crops of "
                     "224.", multiple=True)  # fmt: skip
 @click.option("--quality", type=click.IntRange(1, 100), multiple=True, metavar="N", help="JPEG qualities to try; may "
               "be repeated. Default: 95, 90 and 85.")  # fmt: skip
@@ -61,13 +61,13 @@ def command(
     """Measure SOURCE in other sizes and codecs, and recommend how to pack and read it.
 
     SOURCE is any source of packer convert: a folder of images, an archive, a manifest, a packed set, shards. A random
-    sample is encoded by the code of packer convert, decoded by that of ImageLoader, and compared with the originals. No
-    set is written.
+    sample is encoded as packer convert does, decoded as ImageLoader does, and compared with the originals. No set is
+    written.
     """
     if simulate_step is not None and images_per_second is not None:
         raise click.UsageError("give either --images-per-second or --simulate-step")
     if batch_size is not None and simulate_step is None:
-        raise click.UsageError("--batch-size belongs to the step: give --simulate-step TIME, too")
+        raise click.UsageError("--batch-size belongs to the step; give --simulate-step TIME, too")
     if simulate_step is not None:
         if simulate_step <= 0:
             raise click.UsageError("--simulate-step must be above 0")
@@ -78,7 +78,7 @@ def command(
 
 
 def _flags(ctx: click.Context) -> tuple[str, ...]:
-    """The options with which `packer convert` opens the same source."""
+    """The options for `packer convert` to open the same source."""
     words: list[str] = []
     for option in ctx.command.params:
         name = str(option.name)

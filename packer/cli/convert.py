@@ -1,4 +1,4 @@
-"""`packer convert`, `commit` and `index`: sets of a source, of what tasks have packed, of shards made elsewhere."""
+"""`packer convert`, `commit` and `index`: sets from sources, from the shards of tasks, from foreign shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SECTIONS = {
 
 
 def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
-    """The result in a few lines. rates: whether this command packed it, so that its time says how fast."""
+    """The result in a few lines. rates: whether this command packed the set, so that its time is a speed."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     size, shards = human_bytes(result.payload_bytes), plural(result.shards, f"{result.format} shard")
     what = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}, {size}"
@@ -72,7 +72,7 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
 
 
 def dealt_lines(counts: Mapping[str, int], fractions: Mapping[str, float] | None, group: str | None) -> list[str]:
-    """How near the shares are that groups were dealt in; nothing without groups."""
+    """How near the shares of a split by groups are to the requested ones; empty without groups."""
     return [] if fractions is None or group is None else [f"  {shares_text(counts, fractions, group)}"]
 
 
@@ -87,32 +87,32 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--to", type=flags.Container(), default="hdf5", show_default=True, help="Format of the shards.")
 @click.option("-o", "--output", type=flags.SetPlace(missing=True), metavar="OUT", help="Directory of the set, or "
               "s3://, gs:// or az:// address. Default: <source name>-<format>.")  # fmt: skip
-@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Local directory of a set for an "
-    "address; it is kept. Default: a hidden directory here, removed after the upload.")  # fmt: skip
-@flags.new_split_option("Take this split only; or the split's name, of a source without splits.")
+@click.option("--work", type=click.Path(file_okay=False), metavar="DIR", help="Local directory of a set that is "
+    "uploaded; it is kept. Default: a hidden directory, removed after the upload.")  # fmt: skip
+@flags.new_split_option("Pack this split only; or name the split of a source without splits.")
 @flags.fractions_option(
-    "--split-fractions", "Deal the samples of one split at random to new ones, as train=0.9,val=0.1."
+    "--split-fractions", "Divide the samples of one split at random into new ones, such as train=0.9,val=0.1."
 )
 @flags.seed_option("Of --split-fractions.")
-@flags.stratify_option("Divide every class by the shares of --split-fractions.")
+@flags.stratify_option("Divide every class in the shares of --split-fractions.")
 @flags.group_option(" of --split-fractions")
 @click.option("--classes", callback=flags.parsed(lambda names: names.split(",")), metavar="NAME,…",
-              help="Take these classes only; they get the labels 0, 1, … in this order.")  # fmt: skip
-@click.option("--where", metavar="EXPRESSION", help="Take the samples for which this expression is true, as 'min_side "
-              ">= 64 and "
+              help="Pack these classes only; they get the labels 0, 1, … in this order.")  # fmt: skip
+@click.option("--where", metavar="EXPRESSION", help="Pack the samples for which this expression is true, such as "
+              "'min_side >= 64 and "
               """class_name in ("cat", "dog")'; a wrong name lists all names. Conditions on images are """
-              "decided when they are read.")  # fmt: skip
+              "evaluated when they are read.")  # fmt: skip
 @flags.shard_size_option
-@flags.count_option("--samples-per-shard", "Samples in a shard.")
+@flags.count_option("--samples-per-shard", "Samples per shard.")
 @flags.workers_option
 @flags.engine_options
 @flags.shuffle_option
 @click.option("--on-error", type=click.Choice(ON_ERROR), default="raise", show_default=True,
-              help="Unreadable or truncated images: stop, leave out, or leave out and copy aside.")  # fmt: skip
+              help="Unreadable or truncated images: stop, skip, or skip and copy aside.")  # fmt: skip
 @click.option("--check", type=click.Choice(CHECKS), default="header", show_default=True,
               help="Check the header of each image, or decode it.")  # fmt: skip
 @click.option("--decode", type=click.Choice(DECODES), default="RGB", show_default=True, help="Pixels that readers "
-    "will decode images to; other images are refused. unchanged: native depth and channels.")  # fmt: skip
+    "will decode; other images are refused. unchanged: native depth and channels.")  # fmt: skip
 @click.option("--reencode", type=click.Choice(CODECS), help="Re-encode images in this codec. Without this and the "
               "next three options the bytes are kept exactly.")  # fmt: skip
 @flags.count_option("--max-side", "Shrink to a longest side of N pixels.")
@@ -120,9 +120,9 @@ def _converted(result: ConvertResult) -> list[str]:
 @click.option("--quality", type=click.IntRange(1, 100), metavar="N", help="JPEG or WebP quality of re-encoded images. "
               "Default: 90.")  # fmt: skip
 @click.option("--op", "ops", multiple=True, callback=flags.parsed(lambda texts: [*map(parse_op, texts)]),
-              metavar="NAME:VALUES", help="Apply this op to each image, as training would, and encode the result: "
+              metavar="NAME:VALUES", help="Apply this op to each image, as in training, and encode the result: "
               "Resize:256, CenterCrop:224, Crop:TOP,LEFT,HEIGHT,WIDTH. May be repeated, in order. Masks, boxes and "
-              "points follow. Needs torch.")  # fmt: skip
+              "points are transformed, too. Needs torch.")  # fmt: skip
 @flags.label_offset_option(type=click.IntRange(min=0), default=0)
 @flags.source_options
 @click.option("--task", callback=flags.parsed(flags.one_of_many), metavar="I/N",
@@ -135,14 +135,14 @@ def _converted(result: ConvertResult) -> list[str]:
 def command(
     sources: tuple[str, ...], to: str, output: str | None, opens: Callable[[str], Any], **options: Any
 ) -> ConvertResult:
-    """Pack SOURCE into HDF5, TFRecord or tar shards with an index; several of them as one set.
+    """Pack SOURCE into HDF5, TFRecord or tar shards with an index; several sources become one set.
 
-    SOURCE is a folder of images (split/class/file, class/file or files), the folder of COCO, Pascal VOC, YOLO or
-    ILSVRC, a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar,
-    .tar.gz, .tar.zst, .tar.xz, .zip), a packed set, shards made elsewhere and folders of them, a data set of Hugging
-    Face (Parquet), MosaicML (MDS) or FFCV, CIFAR, MNIST, or arrays of NumPy. It is recognised by its content.
+    SOURCE is a folder of images (split/class/file, class/file or files), a folder of COCO, Pascal VOC, YOLO or ILSVRC,
+    a manifest or a list of addresses (.csv, .tsv, .jsonl, .parquet, .txt), an archive of a folder (.tar, .tar.gz,
+    .tar.zst, .tar.xz, .zip), a packed set, foreign shards and folders of them, a data set of Hugging Face (Parquet),
+    MosaicML (MDS) or FFCV, CIFAR, MNIST, or NumPy arrays. Its kind is recognised by its content.
 
-    The bytes of the images are kept exactly. After an interruption or a kill, the same command continues where it was.
+    Image bytes are kept exactly. After an interruption or a kill, the same command continues.
     """
 
     def of(*names: str, **renamed: str) -> dict[str, Any]:
@@ -169,7 +169,7 @@ def command(
 def commit_command(output: str, **options: Any) -> ConvertResult:
     """Make a set of the shards that the tasks of  packer convert … --task I/N  have packed into OUT.
 
-    If shards are missing, it names the tasks to run again, and changes nothing.
+    If shards are missing, the command names the tasks to run again, and changes nothing.
     """
     return commit(output, **options)
 
@@ -185,26 +185,26 @@ def _indexed(result: IndexResult) -> Iterator[str]:
 @click.argument("shards", nargs=-1, required=True, metavar="SHARD...", type=click.Path(exists=True))
 @click.option("-o", "--output", type=click.Path(), metavar="OUT", help="Directory of the index, with links to the "
     "shards. Default: the folder of the shards.")  # fmt: skip
-@flags.new_split_option("Split of all these shards. Default: read off each file name.")
+@flags.new_split_option("Split of all these shards. Default: from each file name.")
 @click.option("--image-key", metavar="KEY", help="Name of the image in the shards: a tar extension (jpg;png), an "
               "Example feature, an HDF5 data set.")  # fmt: skip
 @click.option("--label-key", metavar="KEY", help="Name of the label in the shards.")
 @click.option("--field", "fields", callback=flags.field_columns, multiple=True, metavar="NAME=KEY",
               help="A further field and its key.")  # fmt: skip
 @flags.label_offset_option(type=int)
-@flags.file_list_option("--classes", "Text file of class names, one a line.")
-@click.option("--accept-loss", is_flag=True, help="Continue although shards are missing, or the existing set would "
+@flags.file_list_option("--classes", "Text file of class names, one per line.")
+@click.option("--accept-loss", is_flag=True, help="Continue even if shards are missing, or the existing set would "
               "lose samples, splits, classes or fields.")  # fmt: skip
 @flags.checksums_option
 @flags.workers_option
 @flags.engine_options
 @flags.reports(_indexed)
 def index_command(shards: tuple[str, ...], output: str | None, classes: str | None, **options: Any) -> IndexResult:
-    """Make a set of each SHARD (a file, or a directory of them) without copying them.
+    """Make a set of each SHARD (a file, or a directory of them) without copying.
 
-    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, also shards of packer whose index is lost
-    or stale. An existing set is compared first: a loss of samples, splits or classes is refused, and nothing is
-    changed.
+    Takes WebDataset tars, TFRecords of tf.train.Example and flat HDF5 files, and shards of packer with a lost or stale
+    index. An existing set is compared first: if samples, splits or classes would be lost, the command refuses and
+    changes nothing.
     """
     return index(shards, output, classes=None if classes is None else _class_names(Path(classes)), **options)
 

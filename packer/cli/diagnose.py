@@ -28,11 +28,11 @@ __all__ = []
 
 
 # ------------------------------------------------------------------------------
-# What a user's script has: FILE.py:NAME is imported once, and what fails in it is shown with its own traceback.
+# Objects of a user's script: FILE.py:NAME is imported once, and errors in it are shown with their own traceback.
 
 
 class Named(click.ParamType):  # type: ignore[type-arg]
-    """FILE.py:NAME as (path, name). or_set: or a data set, as the text that it is."""
+    """FILE.py:NAME as (path, name); with or_set also a data set, as its text."""
 
     name = "file.py:name"
 
@@ -45,14 +45,14 @@ class Named(click.ParamType):  # type: ignore[type-arg]
             if self._or_set and ("://" in str(value) or Path(value).exists()):
                 return str(value)
             what = ", and no such file or directory" if self._or_set else ""
-            self.fail(f"{value!r} is not FILE.py:NAME, as train.py:make_loader{what}", param, ctx)
+            self.fail(f"{value!r} is not FILE.py:NAME, such as train.py:make_loader{what}", param, ctx)
         if not Path(file).is_file():
             self.fail(f"{file}: no such file", param, ctx)
         return Path(file).resolve(), name
 
 
 def find_loader(named: tuple[Path, str], options: dict[str, Any]) -> Any:
-    """The loader that a script names. Raises UsageError for options that are for a data set only."""
+    """The loader that a script names. Raises UsageError for options that apply to a data set only."""
     if options:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in options)
         raise click.UsageError(f"{flags} is for a SET; {named[0].name}:{named[1]} makes its own loader")
@@ -71,15 +71,15 @@ def find_loader(named: tuple[Path, str], options: dict[str, Any]) -> Any:
 
 
 def find_named(path: Path, name: str) -> Any:
-    """What a file calls `name`."""
+    """The object called `name` in a file."""
     module = _load(path)
     if not hasattr(module, name):
-        raise click.ClickException(f"{path}: no {name!r} in it; it has {', '.join(_public(module)) or 'nothing'}")
+        raise click.ClickException(f"{path}: has no {name!r}; it has {', '.join(_public(module)) or 'nothing'}")
     return getattr(module, name)
 
 
 def _load(path: Path) -> ModuleType:
-    """Import a file once, under its own name, so that workers which are spawned find it."""
+    """Import a file once, under its own name, so that spawned workers find it."""
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) and os.path.realpath(str(module.__file__)) == str(path):
             return module
@@ -98,7 +98,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def failed(path: Path, what: str, error: BaseException) -> click.ClickException:
-    """The traceback of the user's code goes to stderr, without our frames before it; the message is a line."""
+    """A one-line error; the traceback of the user's code, without our frames, is printed on stderr."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next
@@ -107,7 +107,7 @@ def failed(path: Path, what: str, error: BaseException) -> click.ClickException:
 
 
 def is_from(error: BaseException, path: Path) -> bool:
-    """Whether an error came out of a file; what a worker raised has the text of its traceback as its message."""
+    """Whether an error came from a file; the message of a worker's error contains its traceback."""
     return f'File "{path}"' in "".join(traceback.format_exception(error))
 
 
@@ -123,17 +123,17 @@ _OF_SET = ("split", "batch_size", "image_size", "threads")
 @click.argument("loader", type=Named(or_set=True), metavar="FILE.py:NAME|SET", required=False)
 @click.option("--step", type=Named(), metavar="FILE.py:NAME", help="Function of a batch: the training step.")
 @click.option(
-    "--simulate-step", type=flags.Duration(), metavar="TIME", help="Simulate the step by waiting this long, as 20ms."
+    "--simulate-step", type=flags.Duration(), metavar="TIME", help="Simulate the step by waiting, such as 20ms."
 )
-@click.option("--device", metavar="DEVICE", help="Copy batches to this device before the step, as cuda.")
+@click.option("--device", metavar="DEVICE", help="Copy batches to this device before the step, such as cuda.")
 @click.option("--seconds", type=click.FloatRange(min=0, min_open=True), default=30.0, show_default=True,
               metavar="SECONDS", help="Approximate time of the measurement.")  # fmt: skip
 @flags.split_option("SET: this split. Default: the only one, or train.")
-@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="SET: images in a batch. Default: 64.")
+@click.option("--batch-size", type=click.IntRange(min=1), metavar="N", help="SET: images per batch. Default: 64.")
 @click.option("--image-size", type=click.IntRange(min=1), metavar="N", help="SET: side of the images, in pixels, "
               "after a random crop and a flip. Default: 224.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(min=1), metavar="N", help="SET: threads of the loader. Default: one "
-              "for each CPU.")  # fmt: skip
+              "per CPU.")  # fmt: skip
 @report_option("Write a report with charts, in one file.")
 @written_file("--trace", "Write a trace for Perfetto (ui.perfetto.dev): lines, waits, copies, steps, threads.")
 @click.option("--compare", nargs=2, type=_RECORD, metavar="FILE FILE", help="Instead: compare two runs, each a record "
@@ -159,7 +159,7 @@ def command(
     """
     if compare is not None:
         if loader or step or trace or any(options[name] for name in ("simulate_step", "device", *_OF_SET)):
-            raise click.UsageError("--compare FILE FILE is alone, or with --html and --json")
+            raise click.UsageError("--compare FILE FILE can only be combined with --html and --json")
         _compare(compare, html, as_json)
         return
     if loader is None:
@@ -202,14 +202,14 @@ def _compare(paths: tuple[Path, Path], html: Path | None, as_json: bool) -> None
 
 
 def _lines(result: Diagnosis, written: list[str]) -> list[str]:
-    """All of it for the terminal, the verdict first and last."""
+    """The report for the terminal, with the verdict first and last."""
     verdict = [flags.Emphasis(line) for line in verdict_lines(result, width())]
     lines = [*diagnosis_lines(result, width()), *advice_lines(result.advice, width())]
     return [*verdict, "", *lines, *written, "", *verdict]
 
 
 def _image_loader(dataset: str, device: str | None, split: str | None = None, **options: int) -> Any:
-    """An `ImageLoader` over a packed set, or a folder of images as it is, with the usual augmentation of training."""
+    """An `ImageLoader` for a packed set or a folder of images, with the usual training augmentation."""
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
 

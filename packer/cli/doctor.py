@@ -19,7 +19,7 @@ from packer.tools.doctor import Health, examine
 __all__ = ["command", "completion_command"]
 
 _MARKS = {"ok": "ok", "note": "note", "problem": "PROBLEM"}
-# Where each shell looks for completions of this user, below $XDG_DATA_HOME or $XDG_CONFIG_HOME.
+# Where each shell looks for the user's completions, below $XDG_DATA_HOME or $XDG_CONFIG_HOME.
 _PLACES = {
     "bash": ("XDG_DATA_HOME", ".local/share", "bash-completion/completions/packer"),
     "fish": ("XDG_CONFIG_HOME", ".config", "fish/completions/packer.fish"),
@@ -31,9 +31,9 @@ _PLACES = {
 @click.argument("directory", required=False, metavar="[DIR]", type=click.Path(exists=True, file_okay=False))
 @flags.json_option
 def command(directory: str | None, as_json: bool) -> None:
-    """Examine this environment (packages, limits, shared memory, storage, GPUs), and recommend remedies.
+    """Check this environment (packages, limits, shared memory, storage, GPUs), and recommend remedies.
 
-    DIR is a directory for packed sets. A small file is written there, and removed.
+    DIR is a directory for packed sets. A small test file is written to it, and removed.
 
     Exits with 1 if something does not work.
     """
@@ -59,10 +59,10 @@ def _lines(result: Health) -> Iterator[str]:
 
 @click.command("completion")
 @click.argument("shell", required=False, type=click.Choice(sorted(_PLACES)))
-@click.option("--print", "only_print", is_flag=True, help="Print the script, and install nothing.")
+@click.option("--print", "only_print", is_flag=True, help="Print the script without installing it.")
 @flags.json_option
 def completion_command(shell: str | None, only_print: bool, as_json: bool) -> None:
-    """Install the completion of commands and options for your SHELL. Default: the one of $SHELL."""
+    """Install completion of commands and options for SHELL. Default: the one of $SHELL."""
     shell = shell or Path(os.environ.get("SHELL", "")).name
     kind = get_completion_class(shell) if shell in _PLACES else None
     if kind is None:
@@ -80,6 +80,6 @@ def completion_command(shell: str | None, only_print: bool, as_json: bool) -> No
     if as_json:
         flags.print_json({"shell": shell, "path": str(path)})
         return
-    flags.show(f"{path}: completion of packer for {shell}, from the next shell on")
+    flags.show(f"{path}: completion of packer for {shell}; open a new shell to use it")
     if shell == "zsh":
         flags.show(f"if zsh does not find it, write into ~/.zshrc, before compinit:  fpath+=({path.parent})")

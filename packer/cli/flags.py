@@ -1,4 +1,4 @@
-"""Shared by all commands: values and options, each written once, and the ways to print a result."""
+"""Shared by all commands: types of values, options, and printing of results."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6}
 
 # --- values ---------------------------------------------------------------------------------------------------------
 class Size(click.ParamType):  # type: ignore[type-arg]
-    """A number of bytes, as 1GiB."""
+    """A number of bytes, such as 1GiB."""
 
     name = "size"
 
@@ -87,7 +87,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]
 
 
 class Rate(Size):
-    """Bytes a second, as 40GB/s."""
+    """Bytes per second, such as 40GB/s."""
 
     name = "rate"
 
@@ -96,7 +96,7 @@ class Rate(Size):
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]
-    """A time, as 20ms or 1.5s, in seconds."""
+    """A time, such as 20ms or 1.5s, in seconds."""
 
     name = "time"
 
@@ -105,12 +105,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
         if match is not None and not match[2]:
             self.fail(f"{value!r} has no unit: {value}ms or {value}s?", param, ctx)
         if match is None:
-            self.fail(f"{value!r} is not a valid time; write it with its unit, as 20ms or 1.5s", param, ctx)
+            self.fail(f"{value!r} is not a valid time; write it with its unit, such as 20ms or 1.5s", param, ctx)
         return float(match[1]) * _UNITS[match[2]]
 
 
 class SetPlace(click.ParamType):  # type: ignore[type-arg]
-    """A path of this machine, which must exist unless `missing`, or an address of a set.
+    """A local path, which must exist unless `missing`, or the address of a set.
 
     local: refuse addresses, with a message that says what to do.
     """
@@ -132,12 +132,12 @@ class SetPlace(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
         if self._local:
             advice = f"run  packer stage {quoted(url)}  and name its directory"
-            self.fail(f"the files of {url} are needed here: {advice}", param, ctx)
+            self.fail(f"the files of {url} must be local: {advice}", param, ctx)
         return value
 
 
 class _Names(click.ParamType):  # type: ignore[type-arg]
-    """A name of a registry, which is loaded when the names are shown or one is given."""
+    """A name in a registry, which is loaded when the names are shown or one is used."""
 
     def __init__(self, name: str, names: Callable[[], Sequence[str]]) -> None:
         self.name, self._names = name, names
@@ -173,12 +173,12 @@ def one_of_many(value: str, otherwise: str = "") -> tuple[int, int]:
     number, slash, count = value.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
         what = f"neither I/N, with I from 0 to N - 1, {otherwise}" if otherwise else "not I/N with I from 0 to N - 1"
-        raise click.BadParameter(f"{value!r} is {what}; as 0/4")
+        raise click.BadParameter(f"{value!r} is {what}; write it as 0/4")
     return int(number), int(count)
 
 
 def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback of click that reads what was given, where something was. `parse` raises ValueError."""
+    """A callback of click that parses the value of an option, if there is one. `parse` raises ValueError."""
 
     def callback(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         try:
@@ -190,7 +190,7 @@ def parsed(parse: Callable[[Any], Any]) -> Callable[[click.Context, click.Parame
 
 
 def pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Parameter, Any], dict[str, Any] | None]:
-    """A callback of click for NAME=VALUE, many of them separated by commas or given in turn."""
+    """A callback of click for NAME=VALUE, separated by commas or in repeated options."""
 
     def parse(texts: Any) -> dict[str, Any] | None:
         values: dict[str, Any] = {}
@@ -208,7 +208,7 @@ def pairs(kind: Callable[[str], Any]) -> Callable[[click.Context, click.Paramete
 
 
 def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
-    """NAME=COLUMN options as a mapping, of a manifest NAME:KIND=COLUMN as well; a callback of click."""
+    """NAME=COLUMN options as a mapping, for manifests also NAME:KIND=COLUMN; a callback of click."""
     columns = {}
     for value in values:
         name, equals, column = value.partition("=")
@@ -223,7 +223,7 @@ def field_columns(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 def split_list(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[str, ...] | None:
-    """NAME,NAME as a tuple, without empty names; a callback of click."""
+    """NAME,NAME as a tuple without empty names; a callback of click."""
     return None if value is None else tuple(name.strip() for name in value.split(",") if name.strip())
 
 
@@ -232,13 +232,13 @@ existing_file = click.Path(exists=True, dir_okay=False)
 
 # --- options that commands have in common ---------------------------------------------------------------------------
 def count_option(flag: str, help: str, default: int | None = None, metavar: str = "N", **more: Any) -> Callable[[F], F]:
-    """A number from 1 on."""
+    """An option for a number from 1 on."""
     shown: Any = {"default": default, "show_default": True} if default is not None else {}
     return click.option(flag, type=click.IntRange(min=1), metavar=metavar, help=help, **shown, **more)
 
 
 def size_option(*flags: str, help: str, **more: Any) -> Callable[[F], F]:
-    """A number of bytes."""
+    """An option for a number of bytes."""
     return click.option(*flags, type=Size(), metavar="SIZE", help=help, **more)
 
 
@@ -254,12 +254,12 @@ def threads_option(help: str) -> Callable[[F], F]:
 
 
 def split_option(help: str = "Only this split.") -> Callable[[F], F]:
-    """--split SPLIT, of an existing set."""
+    """--split SPLIT of an existing set."""
     return click.option("--split", metavar="SPLIT", help=help)
 
 
 def new_split_option(help: str) -> Callable[[F], F]:
-    """--split SPLIT, which may get a new name."""
+    """--split SPLIT, which may be a new name."""
     return click.option("--split", callback=parsed(SplitName), metavar="SPLIT", help=help)
 
 
@@ -275,14 +275,14 @@ def target_option(help: str, **more: Any) -> Callable[[F], F]:
 
 
 def file_list_option(flag: str, help: str) -> Callable[[F], F]:
-    """A file of this machine that exists."""
+    """An option for an existing local file."""
     return click.option(flag, type=existing_file, metavar="FILE", help=help)
 
 
 def group_option(more: str = "") -> Callable[[F], F]:
     """--group COLUMN."""
-    return click.option("--group", metavar="COLUMN", help="Keep samples with the same value in this column of the "
-                        f"table, as patient, in one split{more}; folder: those in one folder.")  # fmt: skip
+    return click.option("--group", metavar="COLUMN", help="Keep samples with the same value in this table column, "
+                        f"such as patient, in one split{more}; folder: samples of one folder.")  # fmt: skip
 
 
 def fractions_option(flag: str, help: str, **more: Any) -> Callable[[F], F]:
@@ -296,25 +296,25 @@ def stratify_option(help: str) -> Callable[[F], F]:
 
 
 def label_offset_option(**more: Any) -> Callable[[F], F]:
-    """--label-offset N, of shards."""
-    return click.option("--label-offset", metavar="N", help="Labels in the shards start at N (1: as in the ImageNet "
-                        "TFRecords); those of readers start at 0.", **more)  # fmt: skip
+    """--label-offset N of shards."""
+    return click.option("--label-offset", metavar="N", help="Labels in the shards start at N (1 in the ImageNet "
+                        "TFRecords); labels that readers return start at 0.", **more)  # fmt: skip
 
 
 workers_option = count_option(
-    "--workers", "Processes. Default: the CPUs this process may really use (affinity, cgroup, Slurm)."
+    "--workers", "Processes. Default: the CPUs that this process may use (affinity, cgroup, Slurm)."
 )
-shard_size_option = size_option("--shard-size", help="Size of a shard, as 1GiB. Default: 8 shards a split, each from "
-                                "64 MiB to 1 GiB.")  # fmt: skip
-shuffle_option = click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in this "
-                              "random order.")  # fmt: skip
+shard_size_option = size_option("--shard-size", help="Size of a shard, such as 1GiB. Default: 8 shards per split, each "
+                                "from 64 MiB to 1 GiB.")  # fmt: skip
+shuffle_option = click.option("--shuffle", type=click.IntRange(0, 2**32 - 1), metavar="SEED", help="Pack in a random "
+                              "order with this seed.")  # fmt: skip
 checksums_option = click.option("--checksums/--no-checksums", help="Write SHA256SUMS, for  sha256sum -c ; later:  "
                                 "packer verify --sums .")  # fmt: skip
 dry_run_option = click.option("--dry-run", is_flag=True, help="Show what would be done, and write nothing.")
-where_option = click.option("--where", metavar="EXPRESSION", help="Samples for which this expression is true, as "
+where_option = click.option("--where", metavar="EXPRESSION", help="Samples for which this expression is true, such as "
                             "'min_side >= 64 "
                             """and label in ("cat", 3)'.""")  # fmt: skip
-keys_option = file_list_option("--keys", "Samples with these keys, one a line.")
+keys_option = file_list_option("--keys", "Samples with these keys, one per line.")
 set_argument = click.argument("path", metavar="SET", type=SetPlace())
 
 
@@ -328,20 +328,20 @@ def _engines() -> tuple[str, ...]:
 def engine_options(command: F) -> F:
     """Add --engine and --scheduler, and call the command with engine=: an executor, or None for local processes.
 
-    A process that works for another one, as all ranks of MPI but the first, does not call it.
+    In a process that works for another one (all ranks of MPI except the first), the command is not called.
     """
 
     @click.option("--engine", type=_Names("engine", _engines), default=_LOCAL, show_default=True, help="Where the "
-        "work runs: processes of this machine, ranks (mpiexec -n N packer …), or a cluster.")  # fmt: skip
-    @click.option("--scheduler", metavar="ADDRESS", help="Address of the cluster: of Dask tcp://HOST:PORT or a "
-        "scheduler file, of Ray HOST:PORT. Default: the settings of Dask or Ray.")  # fmt: skip
+        "work runs: local processes, ranks (mpiexec -n N packer …), or a cluster.")  # fmt: skip
+    @click.option("--scheduler", metavar="ADDRESS", help="Address of the cluster. Dask: tcp://HOST:PORT or a scheduler "
+        "file; Ray: HOST:PORT. Default: the settings of Dask or Ray.")  # fmt: skip
     @functools.wraps(command)
     def with_engine(*args: Any, engine: str, scheduler: str | None, **options: Any) -> Any:
         if engine != _LOCAL:
             with open_engine(engine, scheduler) as executor:
                 return None if executor is None else command(*args, engine=executor, **options)
         if scheduler is not None:
-            raise click.UsageError("--scheduler is the address of a cluster: say which with --engine")
+            raise click.UsageError("--scheduler is the address of a cluster; name its kind with --engine")
         return command(*args, engine=None, **options)
 
     return with_engine  # type: ignore[return-value]
@@ -349,7 +349,7 @@ def engine_options(command: F) -> F:
 
 # --- a source: what convert, append and advise take -----------------------------------------------------------------
 SOURCE_SECTIONS = {
-    "What a source calls things": (
+    "Names in the source": (
         *("path_column", "label_column", "fields", "folder", "image_key", "label_key", "source_label_offset"),
         *("layout", "image_sets"),
     ),
@@ -368,32 +368,32 @@ def _source_options() -> list[Callable[[Any], Any]]:
         of_manifests("--path-column", "Manifest: column of image paths. List of addresses: their column."),
         of_manifests("--label-column", "Manifest, Hugging Face, MDS, FFCV: column of labels, numbers or names. CelebA: "
                      "an attribute, or identity. CIFAR-100: fine or coarse."),
-        of_manifests("--split-column", "Manifest, list of addresses, Hugging Face, MDS: column whose values are the "
-                     "splits."),
+        of_manifests("--split-column", "Manifest, list of addresses, Hugging Face, MDS: column with the name of the "
+                     "split."),
         click.option("--field", "fields", callback=field_columns, multiple=True, metavar="NAME[:KIND]=COLUMN",
                      help="Manifest: a further column, of files or, with a KIND (mask, boxes, points, array, text, "
                          "json), of values."),
         click.option("--folder", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="Manifest: folder "
-            "from which its paths start. File of COCO: folder of its images. Default: the folder of the file."),
+            "to which its paths are relative. COCO file: folder of its images. Default: the folder of the file."),
         click.option("--image-key", metavar="KEY", help="HDF5 or TFRecord file: name of its images."),
         click.option("--label-key", metavar="KEY", help="HDF5 or TFRecord file: name of its labels."),
         click.option("--source-label-offset", type=int, default=0, metavar="N", help="HDF5, TFRecord or IDX file: its "
                      "labels start at N (1: ImageNet TFRecords, EMNIST's letters)."),
         click.option("--layout", type=click.Choice(LAYOUTS), default="auto", help="Folder or archive. tree: folders "
-            "are classes, even if the source resembles COCO, Pascal VOC or the like."),
-        click.option("--image-sets", metavar="NAME", help="Pascal VOC: the folder of ImageSets whose lists are the "
+            "are classes, even if the source looks like COCO, Pascal VOC or the like."),
+        click.option("--image-sets", metavar="NAME", help="Pascal VOC: the folder in ImageSets whose lists are the "
                      "splits. Default: Main."),
         click.option("--rate", type=float, metavar="N",
-                     help=of_addresses("requests a second, to all hosts together. Default: no limit.")),
+                     help=of_addresses("requests per second, to all hosts together. Default: no limit.")),
         click.option("--host-rate", type=float, metavar="N",
-                     help=of_addresses("requests a second to each host. Default: 20.")),
-        threads_option(of_addresses("requests at a time. Default: 32.")),
-        count_option("--attempts", of_addresses("requests for an image at most. Default: 5.")),
+                     help=of_addresses("requests per second to each host. Default: 20.")),
+        threads_option(of_addresses("concurrent requests. Default: 32.")),
+        count_option("--attempts", of_addresses("requests per image at most. Default: 5.")),
         click.option("--timeout", type=Duration(), metavar="TIME",
-                     help=of_addresses("for a request as a whole. Default: 30s.")),
+                     help=of_addresses("for one request in total. Default: 30s.")),
         size_option("--max-bytes", help=of_addresses("largest image. Default: 64MiB.")),
         click.option("--private", is_flag=True, default=None,
-                     help=of_addresses("also ask hosts in private networks.")),
+                     help=of_addresses("also allow hosts in private networks.")),
     ]  # fmt: skip
 
 
@@ -417,7 +417,7 @@ def source_options(command: F) -> F:
 
 
 class SectionedCommand(click.Command):
-    """sections: title -> names of the parameters in it, both in the order of the help; the others come first."""
+    """sections: title -> names of its parameters, both in the order of the help; all others come first."""
 
     def __init__(self, *arguments: Any, sections: dict[str, tuple[str, ...]], **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -441,7 +441,7 @@ def json_option(command: F) -> F:
 
 
 def reports(lines: Callable[[Any], Iterable[str]], *, watched: bool = True) -> Callable[[F], F]:
-    """Print what a command returns, a result or a list of them, as these lines or as JSON; adds --json and -v.
+    """Print the return value of a command, a result or a list of them, as lines or as JSON; adds --json and -v.
 
     watched: whether the command takes watcher=.
     """
@@ -467,9 +467,9 @@ class Emphasis(str):
 
 
 def show(*lines: str, err: bool = False) -> None:
-    """Print lines, with control characters escaped. All output but JSON goes through this function.
+    """Print lines, with control characters escaped. All output except JSON goes through this function.
 
-    err: on stderr, where stdout is another program's.
+    err: print on stderr, when stdout belongs to another program.
     """
     stream, environ = sys.stderr if err else sys.stdout, os.environ
     coloured = stream.isatty() and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
@@ -479,7 +479,7 @@ def show(*lines: str, err: bool = False) -> None:
 
 
 def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) -> None:
-    """Print a result, or a list of them, as JSON or as lines for people."""
+    """Print a result, or a list of them, as JSON or as text."""
     if as_json:
         print_json([item.to_dict() for item in result] if isinstance(result, list) else result.to_dict())
     else:
@@ -487,5 +487,5 @@ def show_result(result: Any, as_json: bool, lines: Callable[[], Iterable[str]]) 
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on stdout; control characters are escaped in it as JSON does."""
+    """Print one JSON document on stdout; control characters become JSON escapes."""
     click.echo(json_printable(json.dumps(value, indent=1, ensure_ascii=False, default=list)))

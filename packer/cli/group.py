@@ -1,10 +1,10 @@
-"""The group of all commands, and how they end: errors become one line, or JSON, and an exit status.
+"""The group of all commands. Errors become one line, or JSON, and an exit status.
 
-commands.txt has the words of usage lines, and for each command the task that it is listed under, what it is for, the
-module and name that it is loaded from, names that people try for it, and examples of two lines: what for, and the line
-to type. Names in examples mean the same everywhere: images is a folder of images, images-hdf5 (-tar, -tfrecord) a set
-made of it. The library names arguments, as overwrite=True; messages show the flags of the command in their place. This
-module imports click alone, so that `packer --help` is quick.
+commands.txt contains the words of usage lines and, for each command, its section, its purpose, the module and name to
+load it from, aliases that people try, and examples of two lines: the purpose, and the line to type. Names in examples
+mean the same everywhere: images is a folder of images, images-hdf5 (-tar, -tfrecord) a set made from it. Library
+messages name arguments, such as overwrite=True; the command line shows its own flags instead. This module imports click
+alone, so that `packer --help` is fast.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ __all__ = ["COMMANDS", "WORDS", "cli", "run"]
 
 @dataclass
 class Entry:
-    """What commands.txt says of a command; of one below another command only its examples.
+    """The entry of a command in commands.txt; a subcommand has only examples.
 
-    home: "module:name" below packer.cli. others: names that people try for it. examples: (what for, line) pairs.
+    home: "module:name" below packer.cli. others: aliases. examples: (purpose, line) pairs.
     """
 
     task: str
@@ -75,8 +75,8 @@ def _read_entries() -> tuple[dict[str, str], dict[str, Entry]]:
 WORDS, COMMANDS = _read_entries()
 _TOP = {name: entry for name, entry in COMMANDS.items() if entry.home}
 _ADVICE = {
-    errno.ENOSPC: "make room there and run the same command again; completed shards are kept",
-    errno.EDQUOT: "make room there (your quota is used up) and run the same command again; what is whole is kept",
+    errno.ENOSPC: "free space there and run the same command again; completed shards are kept",
+    errno.EDQUOT: "free space there (your quota is used up) and run the same command again; completed shards are kept",
     errno.EFBIG: "raise the limit of file sizes (ulimit -f) or make smaller shards, and run the same command again",
     errno.EMFILE: "raise the limit of open files (ulimit -n)",
     errno.ENOMEM: "free memory, or run with fewer --workers",
@@ -96,7 +96,7 @@ def _show_examples(command: click.Command, path: str) -> None:
 
 
 class _Commands(click.Group):
-    """Loads a command's file when it is used, so that `packer --help` is quick."""
+    """Loads the module of a command when it is used, so that `packer --help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_TOP, *_installed_commands()]
@@ -138,7 +138,7 @@ class _Commands(click.Group):
 def _installed_commands() -> dict[str, click.Command]:
     """The commands of other distributions, from the entry points of packer.commands.
 
-    The files are searched for that group first: importlib.metadata would take longer than all the rest of a help page.
+    Files are searched for that group first, since importlib.metadata would take longer than the rest of a help page.
     """
     if not any(map(_names_commands, sys.path)):
         return {}
@@ -178,7 +178,7 @@ def _show_version(ctx: click.Context, param: click.Parameter, value: bool) -> No
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version,
-              help="Show the versions of packer and of what it runs on.")  # fmt: skip
+              help="Show the versions of packer and its main dependencies.")  # fmt: skip
 @verbose_option
 def cli() -> None:
     """Pack image datasets into standard shards with one index; check, change, stage, cache and read them.
@@ -195,11 +195,11 @@ def run(arguments: list[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else arguments
     before_command = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # characters that a terminal's encoding lacks are printed as escapes
+        if isinstance(stream, io.TextIOWrapper):  # print characters that the terminal's encoding lacks as escapes
             stream.reconfigure(errors="backslashreplace")
     try:
         status = _status_of(arguments, "--json" in before_command)
-    except KeyboardInterrupt:  # a second one, while the first was handled
+    except KeyboardInterrupt:  # a second one, while the first was being handled
         status = _INTERRUPTED_STATUS
     finally:
         stop_logging()
@@ -209,7 +209,7 @@ def run(arguments: list[str] | None = None) -> NoReturn:
 
 
 def _status_of(arguments: list[str], as_json: bool) -> int:
-    """Run a command; its exit status. A failure has been reported."""
+    """Run a command and return its exit status; failures have been reported."""
     try:
         status: Any = cli.main(args=arguments, prog_name="packer", standalone_mode=False)
         sys.stdout.flush()
@@ -219,26 +219,26 @@ def _status_of(arguments: list[str], as_json: bool) -> int:
         kind = "UsageError" if isinstance(error, click.UsageError) else "ClickException"
         values = _values_of(error, arguments) if isinstance(error, click.BadOptionUsage) else ""
         shown = io.StringIO()
-        error.show(file=shown)  # usage, where help is, the error
+        error.show(file=shown)  # usage, a pointer to the help, the error
         text = shown.getvalue().rstrip("\n")
         return _fail(kind, error.format_message() + values, error.exit_code, as_json, text + values)
     except (click.Abort, KeyboardInterrupt):
         return _fail("KeyboardInterrupt", INTERRUPTED, _INTERRUPTED_STATUS, as_json)
     except BrokenPipeError:
-        _give_up_stdout()  # the reader of the output has gone: leave quietly
+        _give_up_stdout()  # the reader of the output has gone: exit quietly
         return 1
     except Exception as error:
         if os.environ.get(_TRACEBACK):
             traceback.print_exc()
         message = with_flags(_message_of(error))
-        if type(error) is ValueError:  # an argument that the library rejects
+        if type(error) is ValueError:  # the library rejected an argument
             return _fail("UsageError", message, 2, as_json)
         return _fail(type(error).__name__, message, 1, as_json)
     return int(status or 0)
 
 
 def _values_of(error: click.BadOptionUsage, arguments: list[str]) -> str:
-    """What an option takes that was given without a value; click has not said of which command it is."""
+    """The values of an option that was given without one; click does not say which command it belongs to."""
     context = click.Context(cli, info_name="packer")
     for word in arguments:
         if isinstance(context.command, click.Group) and (below := context.command.get_command(context, word)):
@@ -263,7 +263,7 @@ def _fail(kind: str, message: str, status: int, as_json: bool, shown: str = "") 
 
 
 def _message_of(error: Exception) -> str:
-    """One message for an error: what, where, what to do."""
+    """The message of an error: what, where, what to do."""
     if isinstance(error, MemoryError):
         return f"not enough memory; {_ADVICE[errno.ENOMEM]}"
     if isinstance(error, OSError) and not isinstance(error, PackerError):
@@ -275,8 +275,8 @@ def _message_of(error: Exception) -> str:
         return str(error) or type(error).__name__
     if isinstance(error, (AttributeError, ImportError)) and re.search(_OURS, str(error)):
         return (
-            f"{error}: another package may have overwritten a part of this one; see what  packer doctor  says, or "
-            f"install packer in a separate environment"
+            f"{error}: another package may have overwritten a part of this one; run  packer doctor , or install packer "
+            f"in a separate environment"
         )
     return (
         f"unexpected {type(error).__name__}: {error}; this is a defect of packer: run the same command with "
@@ -285,5 +285,5 @@ def _message_of(error: Exception) -> str:
 
 
 def _give_up_stdout() -> None:
-    """Prevent errors at exit about output that cannot be written."""
+    """Prevent errors at exit because output cannot be written."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,4 +1,4 @@
-"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: a look at sets."""
+"""`packer inspect`, `verify`, `extract`, `export-index`, `order` and `parity`: examining sets."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _split_lines(name: str, split: SplitReport) -> Iterator[str]:
             shown = (f"{names.get(percent, f'{percent} %')} {value}" for percent, value in values.items())
             yield f"  {axis:7s} {'  '.join(shown)}"
     if split.arrays:
-        yield f"  arrays  {', '.join(split.arrays)}  (of {sum(split.arrays.values())} looked at)"
+        yield f"  arrays  {', '.join(split.arrays)}  (in {sum(split.arrays.values())} samples examined)"
     if split.media:
         yield "  images  " + ", ".join(f"{media} {count:,}" for media, count in split.media.items())
     if split.coding:
@@ -129,17 +129,17 @@ def _verified(result: VerifyResult) -> Iterator[str]:
 
 @click.command("verify")
 @flags.set_argument
-@click.option("--deep", is_flag=True, help="Also the checksum of each whole shard, the format's own checksums, and a "
-              "full decode of every image.")  # fmt: skip
+@click.option("--deep", is_flag=True, help="Also check the checksum of each whole shard, the format's own checksums, "
+              "and a full decode of every image.")  # fmt: skip
 @click.option("--against", type=flags.SetPlace(local=True), metavar="SOURCE", help="Compare with the original source.")
-@click.option("--sums", is_flag=True, help="Write SHA256SUMS, for  sha256sum -c , if the set is whole.")
+@click.option("--sums", is_flag=True, help="Write SHA256SUMS, for  sha256sum -c , if the set is intact.")
 @flags.workers_option
 @flags.engine_options
 @flags.json_option
 def verify_command(path: str, as_json: bool, **options: Any) -> None:
     """Check SET: size of every shard, structure, CRC32C of every sample, index against shards.
 
-    SET may be an address; then the CRC32C of every shard and the index are checked.
+    If SET is an address, the CRC32C of every shard and the index are checked.
 
     Exits with 1 and names each damaged sample.
     """
@@ -158,15 +158,15 @@ def _extracted(result: ExtractResult) -> Iterator[str]:
 
 @click.command("extract")
 @click.argument("path", metavar="SET", type=flags.SetPlace(local=True))
-@click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Directory of the files.")
+@click.option("-o", "--output", type=click.Path(), required=True, metavar="DIR", help="Directory for the files.")
 @flags.split_option()
-@click.option("--keys", multiple=True, metavar="PATTERN", help="Only keys that match, as 'n01440764/*'; repeatable.")
-@click.option("--overwrite", is_flag=True, help="Replace existing files that have other bytes.")
+@click.option("--keys", multiple=True, metavar="PATTERN", help="Only matching keys, such as 'n01440764/*'; repeatable.")
+@click.option("--overwrite", is_flag=True, help="Replace existing files with other content.")
 @flags.workers_option
 @flags.engine_options
 @flags.reports(_extracted)
 def extract_command(path: str, output: str, **options: Any) -> ExtractResult:
-    """Write the files of SET, with their original names and bytes, every checksum verified."""
+    """Write the files of SET under their original names, byte for byte, and verify every checksum."""
     return extract(path, output, **options)
 
 
@@ -180,20 +180,20 @@ def _exported(result: ExportResult) -> list[str]:
 @click.argument("path", metavar="SET", type=click.Path(exists=True))
 @click.option("--for", "target", type=click.Choice(TARGETS), required=True, help="Reader of the files: dali and rocal "
     "read <shard>.idx, tfrecord <shard>.tfindex, wids <split>.wids.json.")  # fmt: skip
-@click.option("-o", "--output", type=click.Path(file_okay=False), metavar="DIR", help="Directory of the files. "
-              "Default: that of SET.")  # fmt: skip
+@click.option("-o", "--output", type=click.Path(file_okay=False), metavar="DIR", help="Directory for the files. "
+              "Default: SET.")  # fmt: skip
 @flags.split_option()
 @flags.reports(_exported)
 def export_command(path: str, target: Target, **options: Any) -> ExportResult:
     """Write the index files that DALI, rocAL, tfrecord or wids need to read the shards of SET.
 
-    HDF5 shards have no such readers. The shards are not changed.
+    There are no such readers for HDF5 shards. The shards are not changed.
     """
     return export_index(path, target, **options)
 
 
 def _orders(advice: OrderAdvice) -> Iterator[str]:
-    """The comparison as lines, and the order to take."""
+    """The comparison as lines, and the recommended order."""
     reports = advice.orders
     counts = sorted({count for report in reports for count in report.mixing})
     yield (
@@ -223,15 +223,15 @@ def _orders(advice: OrderAdvice) -> Iterator[str]:
 @click.command("order")
 @flags.set_argument
 @flags.split_option("Default: the only split, or train.")
-@click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes of a block.")
+@click.option("--block-bytes", default="8MiB", show_default=True, metavar="SIZE", help="Consecutive bytes per block.")
 @flags.count_option("--window", "Blocks mixed at a time; repeatable.", multiple=True)
 @flags.seed_option(most=None)
 @click.option("--latency", type=click.FloatRange(0, min_open=True), metavar="MS",
-              help="Milliseconds of a small read. Default: measured by some reads of SET.")  # fmt: skip
-@click.option("--bandwidth", metavar="SIZE", help="Bytes a second. Default: measured by reading at most 32 MiB.")
-@click.option("--memory", metavar="SIZE", help="For blocks, of one process. Default: half of what is free.")
+              help="Milliseconds per small read. Default: measured by a few reads of SET.")  # fmt: skip
+@click.option("--bandwidth", metavar="SIZE", help="Bytes per second. Default: measured by reading at most 32 MiB.")
+@click.option("--memory", metavar="SIZE", help="For blocks, per process. Default: half of the free memory.")
 @click.option(
-    "--need", type=click.FloatRange(0), default=0.0, metavar="N", help="Samples a second that training takes."
+    "--need", type=click.FloatRange(0), default=0.0, metavar="N", help="Samples per second that training takes."
 )
 @flags.reports(_orders, watched=False)
 def order_command(
@@ -243,9 +243,9 @@ def order_command(
     memory: str | None,
     **options: Any,
 ) -> OrderAdvice:
-    """Show what each order of the samples in SET costs, how fast it is and how well it mixes; recommend one.
+    """Show the cost, speed and mixing of each order of the samples in SET, and recommend one.
 
-    Estimates are for one process and the place of SET, or for --latency and --bandwidth. Local disks read single
+    Estimates are for one process and the storage of SET, or for --latency and --bandwidth. Local disks read single
     samples at little cost; slow and remote storage needs an order that reads blocks.
     """
     options |= {"latency_s": None if latency is None else latency / 1000}
@@ -257,7 +257,7 @@ def order_command(
 @click.command("parity", short_help="Compare decoders and resizers with Pillow.")
 @click.argument("path", metavar="SET", type=click.Path(exists=True))
 @flags.split_option("Default: the only split, or train.")
-@flags.count_option("--samples", "Images, drawn by --seed.", 200)
+@flags.count_option("--samples", "Images, drawn with --seed.", 200)
 @click.option("--size", default=224, show_default=True, type=click.IntRange(1, 4096), metavar="N",
               help="Side of the resized boxes, in pixels.")  # fmt: skip
 @flags.seed_option(most=None)
@@ -265,7 +265,7 @@ def order_command(
               help="Where to decode and resize: cpu, cuda, cuda:1, …")  # fmt: skip
 @flags.json_option
 def parity_command(path: str, split: str | None, device: str, as_json: bool, **options: Any) -> None:
-    """Show how far the pixels of each decoder and resizer are from Pillow's, on images of SET."""
+    """Show how far the pixels of each decoder and resizer differ from Pillow's, on images of SET."""
     from packer.tools.parity import compare_with_pillow
     from readers.loader.loader import find_device
 
@@ -278,7 +278,7 @@ def parity_command(path: str, split: str | None, device: str, as_json: bool, **o
 
 
 def _parity_lines(rows: list[Parity]) -> Iterator[str]:
-    """The comparison as lines; differences of 255."""
+    """The comparison as lines; differences are on the scale of 255."""
     yield "                              images  its own      mean  worst image  largest"
     for row in rows:
         name = f"{row.what:9s} {row.name:19s}"

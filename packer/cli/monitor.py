@@ -1,4 +1,4 @@
-"""`packer monitor -- COMMAND`: what a command uses of the machine while it runs."""
+"""`packer monitor -- COMMAND`: resources that a command uses while it runs."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ __all__ = ["report_option", "written_file"]
 
 
 # ------------------------------------------------------------------------------
-# Options for files that a command writes after its work: what would prevent that is said before it.
+# Options for files that a command writes when it ends; obstacles are reported before it starts.
 
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def written_file(flag: str, help: str, check: Callable[[], object] = lambda: None) -> Callable[[F], F]:
-    """An option for a file to write. check: raises what would prevent it, besides a directory that does not exist."""
+    """An option for a file to write. check: raises on an obstacle other than a missing directory."""
 
     def checked(ctx: click.Context, param: click.Parameter, path: Path | None) -> Path | None:
         if path is not None:
@@ -52,19 +52,19 @@ _COLUMNS = 110
 
 @click.command("monitor", options_metavar="[OPTIONS] --")
 @click.option("--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the record: "
-    "lines of JSON, complete at any time.")  # fmt: skip
+    "JSON lines, complete at any time.")  # fmt: skip
 @click.option("--interval", type=flags.Duration(), default="0.5s", show_default=True, metavar="TIME",
               help="Between two samples.")  # fmt: skip
 @report_option("Write a report with a heat map, in one file.")
 @flags.json_option
 @click.argument("run", nargs=-1, type=click.UNPROCESSED, required=True, metavar="COMMAND...")
 def command(output: Path | None, interval: float, html: Path | None, as_json: bool, run: tuple[str, ...]) -> int:
-    """Run COMMAND and record the use of CPUs, memory, disks, network, file systems and GPUs.
+    """Run COMMAND and record the use of CPUs, memory, disks, network, filesystems and GPUs.
 
     COMMAND gets stdin, stdout and signals, and its exit status is returned. At the end a table with the percentiles of
     each device and their interpretation is printed on stderr; with --json, everything on stdout.
 
-    For marks of epochs, and steps and images a second, use packer.monitor in the training code.
+    To mark epochs, and to count steps and images per second, use packer.monitor in the training code.
     """
     signals = CommandSignals(lambda: False, lambda: None)
     with signals.handling():

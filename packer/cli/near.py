@@ -1,6 +1,6 @@
-"""`packer stage`, `packer serve` and `packer cache`: what a node has of a set, on its disk and in its memory.
+"""`packer stage`, `packer upload`, `packer serve` and `packer cache`: data of a set on a node's disk and in its memory.
 
-A staged directory, and the address of a server, are the only thing on stdout, so that a batch script can say
+A staged directory, or the address of a server, is the only output on stdout, so that a batch script can use
 DATA=$(packer stage …).
 """
 
@@ -65,8 +65,8 @@ class _Stage(click.Group):
 class _RankDisplay:
     """The progress display of a rank that stages.
 
-    Of a node's ranks the first shows progress, and so does the one that copies: the notes of others (`follows`) are
-    shown when they begin to copy.
+    The first rank of a node shows progress, and so does the rank that copies; the notes of the other ranks (`follows`)
+    are shown when they begin to copy.
     """
 
     def __init__(self, silent: bool, follows: bool) -> None:
@@ -94,9 +94,9 @@ class _RankDisplay:
 
 
 _target_option = flags.target_option(
-    "Directory of this node; may name variables, as '$TMPDIR'. Default: "
-    f"the first fit of {', '.join(f'${name}' for name in scratch_variables())}, /mnt/bb/$USER, /local, /scratch/local, "
-    "/dev/shm.",
+    "Local directory of the node; may contain variables, such as '$TMPDIR'. Default: "
+    f"the first suitable of {', '.join(f'${name}' for name in scratch_variables())}, /mnt/bb/$USER, /local, "
+    "/scratch/local, /dev/shm.",
 )
 
 
@@ -105,8 +105,8 @@ _target_option = flags.target_option(
 def stage_command() -> None:
     """Copy a packed set, or part of it, to the local disk of this node: once per node, for any number of processes.
 
-    SET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. A
-    COMMAND is run while the copy is in use, with the directory in PACKER_STAGED, and its exit status is returned.
+    SET is a directory, or an address: s3://, gs://, az://, https://. The local directory is printed on stdout. COMMAND
+    runs while the copy is in use, with the directory in PACKER_STAGED, and its exit status is returned.
     """
 
 
@@ -116,22 +116,22 @@ def stage_command() -> None:
 @click.option("--split", "splits", callback=flags.split_list, metavar="SPLIT,…", help="Only this split, or these.")
 @click.option("--as", "form", type=click.Choice(FORMS), default="shards", help="files: the original files of the set, "
               "for programs that read a folder of images. Default: shards.")  # fmt: skip
-@flags.part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': as the launcher numbers "
-                   "the nodes.")  # fmt: skip
+@flags.part_option("Share of node I of N (from 0), as node-local order deals samples; 'node': numbered by the "
+                   "launcher.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True, help="Stage a shard with samples of two parts on both nodes, or "
     "only on the first, for nodes that serve each other (packer serve).")  # fmt: skip
 @click.option("--fraction", type=click.FloatRange(0, 1, min_open=True), default=1.0, metavar="SHARE",
-              help="Of the bytes, in (0, 1].")  # fmt: skip
+              help="Share of the bytes to stage, in (0, 1].")  # fmt: skip
 @flags.size_option(
     "--quota", "quota_bytes", help="Limit of all copies in DIR: unused copies are removed, least recently used first."
 )
-@click.option("--verify", is_flag=True, help="Also read files that exist already, and compare checksums.")
+@click.option("--verify", is_flag=True, help="Also read existing files, and compare checksums.")
 @click.option("--cleanup", type=click.Choice(CLEANUPS), default="never", help="atexit: remove the copy when COMMAND "
               "has ended, unless it is still in use. Default: never.")  # fmt: skip
-@click.option("--bandwidth", "bytes_per_second", type=flags.Rate(), metavar="RATE", help="Limit of the bandwidth, as "
-    "200MB/s.")  # fmt: skip
-@flags.threads_option("Default: 2 to 8, as CPUs allow.")
-@click.option("--any-filesystem", is_flag=True, help="Take DIR even if other nodes share it (BeeOND).")
+@click.option("--bandwidth", "bytes_per_second", type=flags.Rate(), metavar="RATE", help="Limit of the bandwidth, such "
+    "as 200MB/s.")  # fmt: skip
+@flags.threads_option("Default: 2 to 8, depending on the CPUs.")
+@click.option("--any-filesystem", is_flag=True, help="Use DIR even if other nodes share it (BeeOND).")
 @flags.json_option
 @_run
 def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
@@ -159,7 +159,7 @@ def _copy(dataset: str, target: str | None, as_json: bool, run: tuple[str, ...],
 def _stage_and_run(
     staging: readers.Staged, display: _RankDisplay, signals: CommandSignals, as_json: bool, run: tuple[str, ...]
 ) -> int:
-    """The status of the command, 0 without one. After a signal it is not run."""
+    """Stage, then run the command if there is one; returns its status, else 0. After a signal it is not run."""
     started = time.monotonic()
     with staging as local:
         if signals.caught:
@@ -188,7 +188,7 @@ def _copies(copies: list[StagedCopy]) -> list[str]:
 
 
 def _use(copy: StagedCopy) -> str:
-    """How a copy is used. The process that removes one has locked it."""
+    """How a copy is used. A process that removes a copy holds its lock."""
     if copy.leaving:
         return "being removed" if copy.in_use else "half removed"
     return "in use" if copy.in_use else ""
@@ -206,7 +206,7 @@ def _cleaned(result: CleanResult) -> list[str]:
     verb = "would remove" if click.get_current_context().params["dry_run"] else "removed"
     lines = [f"{verb} {copy.path}, {human_bytes(copy.bytes)}" for copy in result.removed]
     lines += [f"kept {copy.path}: in use" for copy in result.kept]
-    lines += [f"left {path}: not written by packer" for path in result.foreign]
+    lines += [f"kept {path}: not written by packer" for path in result.foreign]
     return lines or ["no staged copies"]
 
 
@@ -216,7 +216,7 @@ def _cleaned(result: CleanResult) -> list[str]:
 @click.option("--dry-run", is_flag=True, help="List only.")
 @flags.reports(_cleaned, watched=False)
 def _clean(dataset: str | None, target: str | None, dry_run: bool) -> CleanResult:
-    """Remove unused staged copies; SET: only those of this set."""
+    """Remove unused staged copies; with SET, those of this set only."""
     with undisturbed():
         return clean_staged(dataset, target, dry_run=dry_run)
 
@@ -237,8 +237,8 @@ def _uploaded(result: UploadResult) -> Iterator[str]:
 def upload_command(path: str, address: str, **options: Any) -> UploadResult:
     """Copy SET to ADDRESS: s3://, gs://, az:// or https:// (WebDAV).
 
-    Each file has its checksum there. After an interruption the same command sends what is missing. Readers see the set
-    when it is complete, because its dataset.json is written last.
+    Every file is stored with its checksum. After an interruption the same command sends what is missing. Readers see
+    the set when it is complete, because its dataset.json is written last.
     """
     return upload(path, address, **options)
 
@@ -249,23 +249,23 @@ def upload_command(path: str, address: str, **options: Any) -> UploadResult:
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @flags.split_option("Default: the only split, or train.")
 @flags.part_option("The part of this node: node I of N (from 0), as node-local order deals samples. Default: "
-             "node, as the launcher numbers the nodes.")  # fmt: skip
+             "node, numbered by the launcher.")  # fmt: skip
 @click.option("--local", type=click.Path(exists=True, file_okay=False), metavar="DIR", help="A staged copy of the "
     "part; other samples are read from SET.")  # fmt: skip
-@click.option("--cache", "capacity", metavar="SIZE", help="Keep samples of the part in shared memory: as 20GiB, 50% "
-    "of the samples, or auto. In training: readers.cached(reader, SIZE, partition=…).")  # fmt: skip
-@click.option("--host", metavar="ADDRESS", help="Where to listen: a name, an address or a network of this machine, as "
-    "10.1.0.0/16. Default: the address of its hostname.")  # fmt: skip
+@click.option("--cache", "capacity", metavar="SIZE", help="Cache samples of the part in shared memory: such as 20GiB, "
+    "50% of the samples, or auto. In training: readers.cached(reader, SIZE, partition=…).")  # fmt: skip
+@click.option("--host", metavar="ADDRESS", help="Where to listen: a name, an address or a network of this machine, "
+    "such as 10.1.0.0/16. Default: the address of its hostname.")  # fmt: skip
 @click.option("--port", type=click.IntRange(0, 65535), default=0, metavar="N", help="Default: a free one.")
-@flags.file_list_option("--token", "A file of mode 0600. Default: one is made in DIR.")
-@flags.file_list_option("--certificate", "Speak TLS, with this certificate (PEM).")
+@flags.file_list_option("--token", "A file of mode 0600. Default: one is created in DIR.")
+@flags.file_list_option("--certificate", "Use TLS, with this certificate (PEM).")
 @flags.file_list_option("--key", "Key of the certificate (PEM).")
 @flags.json_option
 @_run
 def serve_command(path: str, folder: str, as_json: bool, run: tuple[str, ...], **options: Any) -> int:
     """Serve this node's part of SET to the other nodes of the job, until SIGTERM, Ctrl-C or the end of COMMAND.
 
-    DIR is shared by all nodes: they exchange addresses and the token there. In training:
+    DIR is shared by all nodes, which exchange addresses and the token in it. In training:
     readers.share(reader, DIR, serve=False).
     """
     stopped = threading.Event()
@@ -293,7 +293,7 @@ def _shared(
     stack: ExitStack, path: str, folder: str, *, local: str | None, capacity: str | None,
     part: tuple[int, int] | str | None, split: str | None, **options: Any,
 ) -> readers.Shared:  # fmt: skip
-    """The reader of this node, to be served. What is opened is closed with the stack."""
+    """The reader that this node serves. Everything opened is closed with the stack."""
     if isinstance(part, tuple):
         options |= {"node": part[0], "nodes": part[1]}
     reader = stack.enter_context(readers.open(local or path, split, fallback=path if local else None))
@@ -318,7 +318,7 @@ def cache_command() -> None:
 
 
 def _table(caches: list[CacheReport]) -> list[str]:
-    """One line for each cache."""
+    """One line per cache."""
     rows = [("job", "set", "kept", "size", "full", "", "hits", "", "used by")]
     for report in caches:
         full = (f"{report.filled:.0%}", bar(report.filled, _BAR))
@@ -340,7 +340,7 @@ def _details(caches: list[CacheReport]) -> list[str]:
 
 
 def _detail(report: CacheReport) -> Iterator[str]:
-    """One cache in full."""
+    """All figures of one cache."""
     reads = report.hits + report.misses + report.passed
     kept = "stays when it is not in use" if report.persist else "removed with its last user"
     hits = f"{report.hits:,} hits ({human_bytes(report.hit_bytes)}), {report.misses:,} misses"
@@ -357,7 +357,7 @@ def _detail(report: CacheReport) -> Iterator[str]:
 
 
 def _set_name(report: CacheReport) -> str:
-    """The title of the set, of a long one the end; else the beginning of its fingerprint."""
+    """The title of the set, cut at the front if long; without one, the beginning of its fingerprint."""
     if report.title:
         return report.title if len(report.title) <= _NAME else f"…{report.title[1 - _NAME :]}"
     fingerprint, slash, split = report.set.partition("/")
@@ -374,7 +374,7 @@ def _users(report: CacheReport) -> str:
 @_directory_option
 @flags.reports(_table, watched=False)
 def _list(directory: str) -> list[CacheReport]:
-    """List the caches: job, set, what is kept, size, how full, hit rate, who uses it."""
+    """List the caches: job, set, form, size, fill, hit rate, users."""
     return list_caches(directory)
 
 
@@ -383,7 +383,7 @@ def _list(directory: str) -> list[CacheReport]:
 @_directory_option
 @flags.reports(_details, watched=False)
 def _stats(names: tuple[str, ...], directory: str) -> list[CacheReport]:
-    """Show the use of each cache so far. NAME: a part of its name, its set or of what it keeps."""
+    """Show the use of each cache so far. NAME: a part of its name, its set or its form."""
     return list_caches(directory, names)
 
 
@@ -399,8 +399,8 @@ def _warmed(result: WarmResult) -> list[str]:
 @cache_command.command("warm")
 @flags.set_argument
 @flags.split_option("Default: the only split, or train.")
-@click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="As 20GiB, or 50% of the samples. "
-              "auto: the whole set, or what memory allows.")  # fmt: skip
+@click.option("--capacity", default="auto", show_default=True, metavar="SIZE", help="Such as 20GiB, or 50% of the "
+              "samples. auto: the whole set, or as much as memory allows.")  # fmt: skip
 @click.option("--keep", default="encoded", show_default=True, metavar="FORM", help="encoded, coefficients (the same "
     "pixels, decoded faster), recoded:256@90 (short side and JPEG quality), or decoded:256.")  # fmt: skip
 @flags.threads_option("Default: one per CPU.")
@@ -408,7 +408,7 @@ def _warmed(result: WarmResult) -> list[str]:
 @_directory_option
 @flags.reports(_warmed)
 def _warm(path: str, **options: Any) -> WarmResult:
-    """Fill a cache for SET, which then stays until `packer cache clean --all`.
+    """Fill a cache for SET, which persists until `packer cache clean --all`.
 
     In training: readers.cached(reader, keep=…, persist=True).
     """
@@ -417,12 +417,12 @@ def _warm(path: str, **options: Any) -> WarmResult:
 
 @cache_command.command("clean")
 @click.argument("names", nargs=-1, metavar="[SET...]")
-@click.option("--all", "everything", is_flag=True, help="Also caches that persist; never caches in use.")
+@click.option("--all", "everything", is_flag=True, help="Also persistent caches; never caches in use.")
 @click.option("--dry-run", is_flag=True, help="List only.")
 @_directory_option
 @flags.json_option
 def _clean_caches(names: tuple[str, ...], everything: bool, dry_run: bool, directory: str, as_json: bool) -> None:
-    """Remove unused caches, such as those of jobs that were killed. SET: only those of this set, or of this name."""
+    """Remove unused caches, for example of jobs that were killed. SET: only those of this set, or of this name."""
     named = list_caches(directory, names) if names else []
     removed = clean_caches(directory, names, everything=everything, dry_run=dry_run)
     size = human_bytes(sum(report.capacity_bytes for report in removed))

@@ -1,4 +1,4 @@
-"""What commands write on stderr: progress, notes, log lines, versions; and flags in place of arguments in messages."""
+"""Output of commands on stderr: progress, notes, log lines, versions; and flags instead of arguments in messages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def learn_flags(command: click.Command | None) -> None:
 
 
 def with_flags(message: str) -> str:
-    """A message with flags in place of arguments, but for what follows "(in Python:"."""
+    """The message with flags instead of arguments, except after "(in Python:"."""
 
     def flag(match: re.Match[str]) -> str:
         name, value = match[1], match[2].strip("'")
@@ -60,9 +60,10 @@ def with_flags(message: str) -> str:
 
 
 # ------------------------------------------------------------------------------
-# Progress, notes and log lines on stderr: a bar on a terminal, a line now and then elsewhere, nothing with --json.
+# Progress, notes and log lines on stderr: a bar on a terminal, an occasional line elsewhere, nothing with --json.
 #
-# A bar is a line without an end, which the next one overwrites. Notes and log lines, from any thread, clear it first.
+# A bar is a line without a newline, which the next one overwrites. Notes and log lines, from any thread, clear it
+# first.
 
 
 _BAR, _LEAST_BAR = 24, 4
@@ -77,7 +78,7 @@ def watcher(json: bool) -> Watcher:
 
 
 def width(stream: TextIO | None = None, other: int = 100) -> int:
-    """Columns of the terminal that a stream is, stdout by default; `other` where it is not one."""
+    """Columns of the terminal behind a stream, stdout by default; `other` if it is not a terminal."""
     try:
         return os.get_terminal_size((stream or sys.stdout).fileno()).columns or other
     except (OSError, ValueError):
@@ -85,7 +86,7 @@ def width(stream: TextIO | None = None, other: int = 100) -> int:
 
 
 class Screen:
-    """A stream that lines are written to, and on a terminal a bar below them. Threads may share it."""
+    """Writes lines to a stream, and on a terminal a bar below them. Thread-safe."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -98,7 +99,7 @@ class Screen:
         self.draw("", f"{printable(text)}\n")
 
     def draw(self, text: str, above: str = "") -> None:
-        """Draw `text` in place of what was drawn before, "" for nothing; above: whole lines to write before it."""
+        """Replace what was drawn before by `text`; "" for nothing. above: whole lines to write before it."""
         with self._lock:
             before = "\r\x1b[K" if self._is_drawn else ""
             self.stream.write(f"{before}{above}{text}")
@@ -108,12 +109,12 @@ class Screen:
 
 @functools.cache
 def screen_of(stream: TextIO) -> Screen:
-    """The one screen of a stream."""
+    """The only screen of a stream."""
     return Screen(stream)
 
 
 class ProgressDisplay:
-    """Draws progress, from a thread that runs during the work."""
+    """Draws progress from a separate thread."""
 
     def __init__(self, stream: TextIO) -> None:
         self._screen = screen_of(stream)
@@ -137,7 +138,7 @@ class ProgressDisplay:
     def _draw(self, samples: int, total_bytes: int, done: Done) -> None:
         started, screen = time.monotonic(), self._screen
         while not self._stop.wait(_TERMINAL_SECONDS if screen.is_terminal else _LINE_SECONDS):
-            columns = width(screen.stream, _COLUMNS) if screen.is_terminal else 0  # it may have been resized
+            columns = width(screen.stream, _COLUMNS) if screen.is_terminal else 0  # the terminal may have been resized
             line = progress_line(samples, total_bytes, done(), time.monotonic() - started, columns)
             if screen.is_terminal:
                 screen.draw(line)
@@ -150,9 +151,9 @@ class ProgressDisplay:
 def progress_line(samples: int, total_bytes: int, done: tuple[int, ...], seconds: float, columns: int = 0) -> str:
     """One line: share done, samples, rates, time left. By bytes where their total is known, by samples otherwise.
 
-    done: samples and bytes so far, and samples left out where that is counted.
-    columns: width of the terminal; the line stays shorter, as one that wraps is repeated and not overwritten. What does
-    not fit is left out, and what is left over is a bar. 0: none.
+    done: samples and bytes so far, and samples skipped if they are counted.
+    columns: width of the terminal, or 0. The line stays shorter, since a wrapped line is not overwritten: parts that do
+    not fit are left out, and the remaining space is a bar.
     """
     done_samples, done_bytes, left_out = (*done, 0)[:3]
     total, part = (total_bytes, done_bytes) if total_bytes else (samples, done_samples)
@@ -193,10 +194,10 @@ def _list(*texts: str) -> str:
 
 
 # ------------------------------------------------------------------------------
-# -v: what the library logs, on stderr, each line with the seconds since the command began.
+# -v: the log of the library on stderr; each line begins with the seconds since the command began.
 #
-# The packages log through `logging`, to loggers called after their modules: what was listed and planned, which
-# directory was chosen, each shard and file when it is done. Programs that use them see the same by
+# The packages log through `logging`, with loggers named after their modules: what was listed and planned, which
+# directory was chosen, each shard and file when it is done. Programs that use them get the same log with
 # logging.basicConfig.
 
 
@@ -209,7 +210,7 @@ _log = logging.getLogger(__name__)
 
 
 class _Lines(logging.Handler):
-    """Writes the records of this process, not of workers that it forks, above the progress bar."""
+    """Writes the log records of this process, not of forked workers, above the progress bar."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
@@ -229,7 +230,7 @@ _handlers: list[_Lines] = []
 
 
 def start_logging() -> None:
-    """Show what is logged from now on."""
+    """Show log records from now on."""
     if _handlers:
         return
     _handlers.append(_Lines())
@@ -241,7 +242,7 @@ def start_logging() -> None:
 
 
 def stop_logging() -> None:
-    """Log what the command took, and show nothing any more."""
+    """Log the resources that the command used, then stop showing log records."""
     if not _handlers:
         return
     if sys.platform != "win32":
@@ -260,7 +261,7 @@ def stop_logging() -> None:
 
 
 def version_lines() -> list[str]:
-    """Versions of packer, of Python, and of the packages that decide what is read and written."""
+    """Versions of packer, Python, and the packages that affect how data are read and written."""
     versions = {name: _version(name) for name in (*_SHOWN, *_SHOWN_EXTRAS)}
     return [
         f"packer {__version__}",

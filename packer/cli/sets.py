@@ -67,7 +67,7 @@ def _run(options: dict[str, Any], **more: Any) -> Run:
 @flags.source_options
 @_set
 @click.argument("source", metavar="SOURCE", type=flags.SetPlace(local=True))
-@flags.new_split_option("Take this split only; or the split's name, of a source without splits.")
+@flags.new_split_option("Take this split only; or name the split of a source without splits.")
 @click.option("--existing", type=click.Choice(EXISTING), default="raise", show_default=True,
               help="Samples whose key the split has already.")  # fmt: skip
 @click.option("--on-error", type=click.Choice(EXISTING), default="raise", show_default=True, help="Unreadable images.")
@@ -77,10 +77,10 @@ def _run(options: dict[str, Any], **more: Any) -> Run:
 @flags.dry_run_option
 @flags.reports(_summary)
 def append_command(path: str, source: str, opens: Callable[[str], Any], **options: Any) -> SaveResult:
-    """Add the samples of SOURCE, anything that `packer convert` takes, to SET.
+    """Add the samples of SOURCE, any source of `packer convert`, to SET.
 
-    New samples go into new shards; the shards of SET do not change. Classes are unified by name. Concurrent appends to
-    SET wait.
+    New samples go into new shards; existing shards do not change. Classes are unified by name. Concurrent appends to
+    SET wait for each other.
     """
     run = _run(options, on_error=options.pop("on_error"))
     return append(path, opens(source), shards=Shards(options.pop("shard_size")), run=run, **options)
@@ -89,11 +89,11 @@ def append_command(path: str, source: str, opens: Callable[[str], Any], **option
 @click.command("merge")
 @click.argument("sets", nargs=-1, required=True, metavar="SET...", type=flags.SetPlace(local=True))
 @_new
-@click.option("--prefix-keys", is_flag=True, help="Put the name of its set before each key.")
+@click.option("--prefix-keys", is_flag=True, help="Prefix each key with the name of its set.")
 @flags.dry_run_option
 @flags.reports(_summary)
 def merge_command(sets: tuple[str, ...], output: str, **options: Any) -> SaveResult:
-    """Make one set of several, split by split. Classes are unified by name; no shard is copied."""
+    """Merge several sets into one, split by split. Classes are unified by name; no shard is copied."""
     return merge(sets, output, **options)
 
 
@@ -105,16 +105,16 @@ def _dealt(result: SaveResult) -> Iterator[str]:
 
 @click.command("split")
 @_set
-@flags.fractions_option("--fractions", "The new splits, as train=0.9,val=0.1.", required=True)
+@flags.fractions_option("--fractions", "The new splits, such as train=0.9,val=0.1.", required=True)
 @flags.seed_option()
 @flags.stratify_option("Divide every class by these shares.")
 @flags.group_option()
-@flags.split_option("Deal the samples of this split; the others stay.")
+@flags.split_option("Divide the samples of this split; the others stay.")
 @_output
 @flags.dry_run_option
 @flags.reports(_dealt)
 def split_command(path: str, fractions: dict[str, float], **options: Any) -> SaveResult:
-    """Deal the samples of SET at random to new splits."""
+    """Divide the samples of SET at random into new splits."""
     return split(path, fractions, **options)
 
 
@@ -123,7 +123,7 @@ def split_command(path: str, fractions: dict[str, float], **options: Any) -> Sav
 @_new
 @flags.where_option
 @flags.keys_option
-@flags.count_option("--every", "Each N-th sample of each split.")
+@flags.count_option("--every", "Every N-th sample of each split.")
 @flags.count_option("--limit", "At most N samples of each split.")
 @flags.seed_option("Draw the samples of --limit at random. Default: the first samples.", None)
 @flags.split_option()
@@ -133,7 +133,7 @@ def subset_command(
     path: str, output: str, where: str | None, keys: str | None, every: int | None, limit: int | None,
     seed: int | None, split: str | None, **options: Any,
 ) -> SaveResult:  # fmt: skip
-    """Make a set of the samples of SET that fulfil all criteria. No shard is copied."""
+    """Make a set of the samples of SET that meet all criteria. No shard is copied."""
     if where is None and keys is None and every is None and limit is None and split is None:
         raise click.UsageError("select samples: --where, --keys, --every, --limit or --split")
 
@@ -148,7 +148,7 @@ def subset_command(
 
 
 def _chosen(where: str | None, keys: str | None) -> dict[str, Any]:
-    """--where or --keys as the library takes them."""
+    """--where or --keys as arguments of the library."""
     if (where is None) == (keys is None):
         raise click.UsageError("select samples by either --where or --keys")
     return {"where": where, "keys": None if keys is None else read_keys(keys)}
@@ -194,7 +194,9 @@ def _erased(result: EraseResult) -> Iterator[str]:
         yield flags.Emphasis("  other copies may exist, which this command does not reach:")
         yield from (f"    {copy.what} {copy.where}: {copy.advice}" for copy in result.copies)
     if result.unknown:
-        yield flags.Emphasis(f"  files here that are not of the set, not looked at: {listed(result.unknown, _SHOWN)}")
+        yield flags.Emphasis(
+            f"  files here that do not belong to the set, not checked: {listed(result.unknown, _SHOWN)}"
+        )
 
 
 @click.command("erase")
@@ -209,8 +211,8 @@ def _erased(result: EraseResult) -> Iterator[str]:
 def erase_command(path: str, where: str | None, keys: str | None, **options: Any) -> EraseResult:
     """Remove samples from SET for good: from its index, its shards, its earlier states and its history.
 
-    Shards with such samples are written again without them; the old ones are removed at once, so programs that have SET
-    open must open it again. Copies elsewhere that this node shows are listed, with what removes them.
+    Shards with these samples are rewritten without them; the old shards are removed at once, so programs that have SET
+    open must open it again. Other copies that are visible on this node are listed, with the command that removes them.
     """
     return erase(path, **_chosen(where, keys), **options)
 
@@ -220,14 +222,14 @@ def erase_command(path: str, where: str | None, keys: str | None, **options: Any
 @click.argument("labels", required=False, metavar="[FILE]", type=flags.existing_file)
 @click.option("--map", "names", multiple=True, callback=flags.pairs(str), metavar="OLD=NEW", help="Rename a class; "
     "the name of an existing class joins both. Repeatable.")  # fmt: skip
-@flags.file_list_option("--classes", "Class names in the order of the labels, one a line, for a set without names.")
+@flags.file_list_option("--classes", "Class names in the order of the labels, one per line, for a set without names.")
 @_output
 @flags.dry_run_option
 @flags.reports(_summary)
 def relabel_command(
     path: str, labels: str | None, names: dict[str, str] | None, classes: str | None, **options: Any
 ) -> SaveResult:
-    """Give classes other names, or samples of SET the labels in FILE: a table with the columns key and label."""
+    """Rename classes of SET, or give its samples the labels in FILE, a table with the columns key and label."""
     if sum(value is not None for value in (labels, names, classes)) != 1:
         raise click.UsageError("give one of FILE, --map and --classes")
     listed_classes = None if classes is None else read_keys(classes)
@@ -254,9 +256,7 @@ def _groups(result: DedupResult) -> Iterator[str]:
 @_set
 @click.option("--near", type=click.IntRange(0, 20), metavar="N", help="Also similar images: perceptual hashes that "
     "differ in at most N of 128 bits; 6 finds resized and re-encoded copies.")  # fmt: skip
-@click.option(
-    "--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Sample of a group that stays."
-)
+@click.option("--keep", type=click.Choice(KEEP), default="first", show_default=True, help="Sample of a group to keep.")
 @click.option("--prefer", metavar="SPLIT", help="Prefer to keep samples of this split.")
 @_output
 @flags.workers_option
@@ -264,25 +264,25 @@ def _groups(result: DedupResult) -> Iterator[str]:
 @flags.dry_run_option
 @flags.reports(_groups)
 def dedup_command(path: str, **options: Any) -> DedupResult:
-    """Find images of SET with equal bytes, in all splits, and drop all but one of each."""
+    """Find images of SET with equal bytes, in all splits, and drop all but one of each group."""
     return dedup(path, **options)
 
 
 @click.command("add-field")
 @_set
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
-@click.option("--name", required=True, metavar="NAME", help="Name of the field, as mask.")
-@click.option("--kind", type=click.Choice(list(KINDS)), help="Kind of the files. Default: by the field's name, or "
-    "their suffix.")  # fmt: skip
+@click.option("--name", required=True, metavar="NAME", help="Name of the field, such as mask.")
+@click.option("--kind", type=click.Choice(list(KINDS)), help="Kind of the files. Default: from the field's name, or "
+    "from their suffix.")  # fmt: skip
 @flags.shard_size_option
 @flags.workers_option
 @flags.engine_options
 @flags.dry_run_option
 @flags.reports(_summary)
 def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResult:
-    """Add a field to SET: a file in DIR for each sample, named by its key, as cat/001.png.
+    """Add a field to SET: a file in DIR for each sample, named after its key, such as cat/001.png.
 
-    The files go into new shards; the shards of SET do not change.
+    The files go into new shards; existing shards do not change.
     """
     return add_field(path, folder, name, shards=Shards(options.pop("shard_size")), run=_run(options), **options)
 
@@ -299,7 +299,7 @@ def field_command(path: str, folder: str, name: str, **options: Any) -> SaveResu
 @flags.dry_run_option
 @flags.reports(_summary)
 def reshard_command(path: str, **options: Any) -> SaveResult:
-    """Repack the samples of SET, without bytes that no sample uses."""
+    """Repack the samples of SET, without unused bytes."""
     shards = Shards(options.pop("shard_size"), shuffle=options.pop("shuffle"))
     return reshard(path, shards=shards, run=_run(options), **options)
 

@@ -1,13 +1,13 @@
-"""Signals of a command line that runs a COMMAND: while a staged copy is made for it, while it runs, and afterwards.
+"""Signals of a command line that runs a COMMAND: while a copy is staged for it, while it runs, and afterwards.
 
-    copying        the first signal stops the copying; the copy is released, and removed if that was requested
+    staging        the first signal stops it; the copy is released, and removed if that was requested
     COMMAND runs   SIGTERM and SIGUSR1 are passed on; a terminal sends Ctrl-C to both
-    afterwards     ignored: batch systems send SIGTERM several times, and a second one must not end the cleanup
+    afterwards     ignored: batch systems send SIGTERM several times, and a second one must not stop the cleanup
 
 Some senders signal every process of a job: a terminal, `kill -- -PGID`, Slurm with some of its plugins. Others signal
 only the process that they started: Slurm with proctrack/cgroup, `docker stop`. A signal that COMMAND has already
-received is not passed on, because after a second SIGTERM programs such as torchrun abandon their children. To
-distinguish the two, a witness runs next to COMMAND: an idle process, so that a signal which ends it was sent to all.
+received is not passed on, because after a second SIGTERM programs such as torchrun abandon their children. To tell the
+two apart, a witness runs next to COMMAND: an idle process. If the signal ends it, too, it was sent to all.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ import click
 __all__ = ["CommandSignals", "cleaning_up", "undisturbed"]
 
 _PASSED_ON = (signal.SIGTERM, *([signal.SIGUSR1] if sys.platform != "win32" else []))
-_WITNESS_SECONDS = 0.2  # how long a signal takes to reach all processes
+_WITNESS_SECONDS = 0.2  # until a signal has reached all processes
 _SAME_SECONDS = 1.0  # signals within this time have the same sender
 
 
 class CommandSignals:
-    """The signals of a command line that runs another; see the module. `caught` stopped the copying, 0 for none.
+    """The signals of a command line that runs another; see the module.
 
-    begun: whether there is a copying that `stop` ends; before that a signal raises KeyboardInterrupt.
+    caught: the signal that stopped staging, or 0.
+    begun: whether staging has begun, so that `stop` can end it; before that a signal raises KeyboardInterrupt.
 
-    A handler must not take locks that the interrupted code may hold, so a thread does its work.
+    A signal handler must not take locks that the interrupted code may hold, so a thread does the work.
     """
 
     def __init__(self, begun: Callable[[], bool], stop: Callable[[], None]) -> None:
@@ -61,9 +62,9 @@ class CommandSignals:
             thread.join()
 
     def run(self, arguments: tuple[str, ...], variables: Mapping[str, str]) -> int:
-        """Run a command with these variables, too; returns its status, 128 + n where signal n ended it.
+        """Run a command with these additional variables; returns its status, 128 + n if signal n ended it.
 
-        Raises ClickException where it cannot be started.
+        Raises ClickException if it cannot be started.
         """
         try:
             with _Witness() as witness:
@@ -74,7 +75,7 @@ class CommandSignals:
                         child.send_signal(number)
 
                 self._act = pass_on
-                if self.caught:  # between the end of the copying and this moment
+                if self.caught:  # between the end of staging and this moment
                     child.send_signal(self.caught)
                 status = child.wait()
                 self.ignore()
@@ -83,7 +84,7 @@ class CommandSignals:
         return status if status >= 0 else 128 - status
 
     def ignore(self) -> None:
-        """From now on ignore signals."""
+        """Ignore signals from now on."""
         self._act = _nothing
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -104,18 +105,18 @@ class CommandSignals:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ignore SIGTERM, SIGUSR1 and SIGINT inside, for work that should not be left unfinished."""
+    """Ignore SIGTERM, SIGUSR1 and SIGINT inside the block, for work that must be finished."""
     with _handled(lambda number, frame: None):
         yield
 
 
 class _Stopped(BaseException):
-    """Raised in the work by the first signal."""
+    """Raised in the block by the first signal."""
 
 
 @contextmanager
 def cleaning_up() -> Iterator[None]:
-    """Let a signal end the work inside as an exception does, so that it cleans up; further signals are ignored.
+    """Let a signal end the block like an exception, so that it cleans up; further signals are ignored.
 
     Raises Abort after Ctrl-C, and Exit with 128 + n after another signal n.
     """
@@ -138,10 +139,10 @@ def cleaning_up() -> Iterator[None]:
 
 
 class _Witness:
-    """A process that does nothing until this one closes its input, or ends.
+    """An idle process, until this one closes its input or ends.
 
-    A thread calls `saw`. After the end of the `with` block it starts no process: between fork and exec a process has a
-    copy of every descriptor of this one, so the locks of the staged copy would stay locked during the cleanup.
+    A thread calls `saw`. After the `with` block no process is started: between fork and exec a process has a copy of
+    every descriptor of this one, so the locks of the staged copy would stay locked during the cleanup.
     """
 
     def __init__(self) -> None:
@@ -174,7 +175,7 @@ class _Witness:
             process.wait()
 
     def saw(self, number: int, at: float) -> bool:
-        """Whether a signal that arrived here at that time was sent to all."""
+        """Whether a signal that arrived here at that time was sent to all processes."""
         with self._lock:
             if self._ended or at - self._saw_at < _SAME_SECONDS:
                 return True
@@ -193,7 +194,7 @@ class _Witness:
 
 @contextmanager
 def _handled(handler: Callable[[int, FrameType | None], None], *more: signal.Signals) -> Iterator[None]:
-    """Handle signals that request an end, but for those that are ignored, as under nohup."""
+    """Handle signals that request an end, except those that are ignored, as under nohup."""
     before: dict[signal.Signals, Any] = {}
     try:
         for number in (*_PASSED_ON, signal.SIGINT, *more):
@@ -207,4 +208,4 @@ def _handled(handler: Callable[[int, FrameType | None], None], *more: signal.Sig
 
 
 def _nothing(number: int, at: float) -> None:
-    """The action of a late signal."""
+    """The handler of a late signal: does nothing."""

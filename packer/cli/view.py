@@ -1,4 +1,4 @@
-"""`packer view`: a page in the browser that shows the samples of a set, a folder, an archive or an address."""
+"""`packer view`: a web page with the samples of a set, a folder, an archive or an address."""
 
 from __future__ import annotations
 
@@ -30,25 +30,25 @@ __all__ = ["command"]
 @flags.split_option()
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Port on 127.0.0.1. Default: a free port.")
 @click.option("--predictions", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="CSV "
-              "with the columns key and predicted and, if known, score or loss: shown beside the labels, the worst "
+              "with the columns key and predicted and, optionally, score or loss: shown beside the labels, the worst "
               "mistakes first.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "
-              "page for any web server to DIR, and serve nothing. For packed sets.")  # fmt: skip
+              "page for any web server to DIR instead of serving it. For packed sets.")  # fmt: skip
 @click.option("--url", metavar="ADDRESS", help="With --export: address at which browsers find the set. Default: its "
     "path relative to DIR, or its address.")  # fmt: skip
 @click.option("--overwrite", is_flag=True, help="With --export: replace an earlier page.")
 @click.option("--thumbnails/--no-thumbnails", default=None, help="With --export: write small pictures for the grid, "
-              "some 8 kB each. Default: for up to 10,000 samples.")  # fmt: skip
+              "about 8 kB each. Default: for up to 10,000 samples.")  # fmt: skip
 @flags.json_option
 def command(
     place: str, split: str | None, predictions: Path | None, no_browser: bool, as_json: bool, **options: Any
 ) -> None:
     """Show the samples of a set or a source in a browser, until Ctrl-C.
 
-    A source is any source of packer convert: a folder, an archive, a table, a shard, …; also DIR of an earlier
-    --export. Nothing is written. The page is served on 127.0.0.1 only; its address has a token, and everyone with
-    the token sees the samples.
+    A source is any source of packer convert (a folder, an archive, a table, a shard, …), or the DIR of an earlier
+    --export. Nothing is written. The page is served on 127.0.0.1 only; its address contains a token, and anyone who
+    has the token can see the samples.
     """
     port = options.pop("port")
     if options["output"] is not None:
@@ -83,10 +83,10 @@ def _serve(begin: Callable[[], Viewing], opens: bool, as_json: bool) -> None:
 
 @contextmanager
 def _redirect(url: str) -> Iterator[Path]:
-    """A file that only this user can read, and that leads a browser to the page; removed at the end.
+    """A file that only this user can read, which redirects a browser to the page; removed at the end.
 
-    Every user of a machine can read the arguments of a browser that is started, and the address has the token. The file
-    is in the home directory, under a plain name, because browsers in a sandbox (snap) read nothing else.
+    The address contains the token, and every user of a machine can read the arguments of a running browser. The file is
+    in the home directory, under a plain name, because sandboxed browsers (snap) cannot read other files.
     """
     home = os.path.expanduser("~")
     folder = home if os.access(home, os.W_OK) else None
@@ -103,7 +103,7 @@ def _hints(port: int) -> list[str]:
 
 def _written(result: ViewExport) -> list[str]:
     files = f"{plural(result.files, 'file')}, {human_bytes(result.bytes)}"
-    is_near = result.serve in (result.path, result.path.parent)  # else `packer view` does not read its set
+    is_near = result.serve in (result.path, result.path.parent)  # else `packer view` cannot read its set
     return [
         f"{result.path}: a page of {plural(result.samples, 'sample')}, {files}",
         *([f"  to view it here:  packer view {quoted(result.path)}"] if is_near else []),
@@ -113,7 +113,7 @@ def _written(result: ViewExport) -> list[str]:
 
 
 def _has_display() -> bool:
-    """Whether a browser would open a window here."""
+    """Whether a browser could open a window."""
     if "SSH_CONNECTION" in os.environ:
         return False
     return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,1 +1,1 @@
-"""Conversion: `run` leads, `plan` decides, `pack` writes a shard in a worker, `journal` and `commit` keep it safe."""
+"""Conversion: `run` leads, `plan` plans, `pack` writes a shard in a worker, `journal` and `commit` keep it safe."""

@@ -1,4 +1,4 @@
-"""Which samples of a source are packed, and into which splits: by class and `where`, and dealt by shares."""
+"""Choosing samples of a source and their splits: by class, by `where`, and by dealing them in shares."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = ["SampleWhere", "choose", "select"]
 
 
 # ------------------------------------------------------------------------------
-# `where` in a conversion: what the listing says is evaluated before the plan is made, the rest by the workers.
+# `where` in a conversion: conditions on the listing are evaluated before the plan is made, the rest by the workers.
 #
-# An expression is cut at its outermost `and`. Parts about keys, splits and labels, and about columns of a table that
-# the source has read to list it, are evaluated over the columns of the listing, and samples for which one is false
-# are neither planned nor read. Parts about the bytes, the header or the fields of a sample, and other columns, are
-# evaluated when it has been read, as it is in the source: before ops and re-encoding. Samples for which one is false
-# keep their place in the plan and leave it empty. So the plan follows from the listing and the options alone, as
-# ever. An image whose header cannot be read is not left out by `where`, but is a bad sample.
+# An expression is split at its outermost `and`. Conditions on keys, splits and labels, and on columns of a table that
+# the source has read to list it, are evaluated over the columns of the listing; samples that fail one are neither
+# planned nor read. Conditions on the bytes, the header or the fields of a sample, and on other columns, are evaluated
+# when the sample has been read, as it is in the source: before ops and re-encoding. Samples that fail one keep their
+# place in the plan, which stays empty. So the plan still follows from the listing and the options alone. An image with
+# an unreadable header is not left out by `where`, but is a bad sample.
 
 
 _LABELS = frozenset({"label", "class_name"})
@@ -42,9 +42,9 @@ _OF_HEADERS = frozenset({*NUMBERS, "medium"} - {"bytes"})
 
 
 def select(listing: SourceListing, text: str) -> SourceListing:
-    """The listing of the samples for which `text` is true, as far as the listing says; the rest is its `where`.
+    """The listing of the samples for which `text` is true, as far as the listing tells; the rest becomes its `where`.
 
-    Raises ValueError, UnknownNameError for a class or field that the source lacks, SourceError where nothing is left.
+    Raises ValueError, UnknownNameError for a class or field that the source lacks, SourceError if no sample is left.
     """
     where = parse_where(text)
     SampleWhere(text, listing.classes, tuple(listing.fields), "").is_true("", NO_LABEL, [None] * len(listing.fields))
@@ -69,7 +69,7 @@ def select(listing: SourceListing, text: str) -> SourceListing:
 
 
 def listed_facts(listing: SourceListing) -> dict[str, TableFacts]:
-    """What a listing says of the samples of each split."""
+    """The facts that a listing has about the samples of each split."""
 
     @cache
     def columns(names: frozenset[str]) -> dict[str, Mapping[str, Sequence[Any]]]:
@@ -100,7 +100,7 @@ def _select(part: SplitListing, facts: TableFacts, wanted: Sequence[Where]) -> S
 
 
 class _Facts(TableFacts):
-    """What expressions see before there is a set: of a listing, or of a sample that has been read."""
+    """Facts for expressions before there is a set: from a listing, or from a sample that has been read."""
 
     def has(self, field: str) -> npt.NDArray[np.bool_]:
         if field not in self._table.fields:
@@ -114,10 +114,10 @@ class _Facts(TableFacts):
 
 
 class SampleWhere:
-    """An expression for samples that have been read, one by one.
+    """An expression that is evaluated for one read sample after the other.
 
     classes, fields, split: of the set.
-    wanted: the columns of the table that it looks at; seen: those that samples had so far, and others of them.
+    wanted: the table columns that it uses; seen: columns that the samples so far had, those and others.
     """
 
     def __init__(self, text: str, classes: Sequence[str], fields: Sequence[str], split: str) -> None:
@@ -127,7 +127,7 @@ class SampleWhere:
         self.seen: dict[str, None] = {}
 
     def is_true(self, key: str, label: int, payloads: Sequence[Buffer | None]) -> bool:
-        """Whether it is true for a sample; also for one with an image whose header cannot be read.
+        """Whether the expression is true for a sample; True for an image with an unreadable header.
 
         payloads: in the order of the fields, as they were read.
         """
@@ -136,11 +136,11 @@ class SampleWhere:
             try:
                 header = read_header(payloads[0])
             except BadSampleError:
-                return True  # the packer says what is wrong with it
+                return True  # the packer reports what is wrong with it
         by_field = dict(zip(self._fields, payloads, strict=True))
 
         def columns(names: Collection[str]) -> Mapping[str, Sequence[Any]]:
-            """Every column may be there in another sample."""
+            """The columns; any name is accepted, since another sample may have it."""
             if "json" not in by_field:
                 return {}
             read = json_columns([(key, by_field["json"])], names)
@@ -154,7 +154,7 @@ class SampleWhere:
 
 
 def choose(listing: SourceListing, choice: Choose) -> SourceListing:
-    """The listing of what is chosen; its split has been taken. Raises SourceError where nothing is."""
+    """The listing of the chosen samples, after the split was chosen. Raises SourceError if none is left."""
     if choice.classes is not None:
         listing = _of_classes(listing, choice.classes)
     if choice.where is not None:

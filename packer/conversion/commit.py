@@ -1,12 +1,13 @@
-"""Turn the whole shards of a finished conversion into a set: index, shards, report, documents, `dataset.json` last.
+"""Turn the complete shards of a conversion into a set: index, shards, report, documents, `dataset.json` last.
 
 After a kill, the next run of the same command finds the shards either in the working folder or already in the set,
-and commits again; at no moment does an incomplete set have a `dataset.json`.
+and commits again; an incomplete set never has a `dataset.json`.
 
-A set that is replaced is examined before anything of it is removed. Its dataset.json names shards and indexes, and is
-not trusted: nothing behind a link is removed, of an index only its columns, and of shards only those that packer wrote
-and links to others. A set that cannot be read is not replaced. The first step of the removal moves dataset.json into
-the working folder, so that an interrupted commit continues from there.
+A set that is to be replaced is examined before any part of it is removed. Its dataset.json names shards and indexes,
+but
+is not trusted: nothing behind a link is removed, of an index only its columns, and of shards only those that packer
+wrote and links to others. A set that cannot be read is not replaced. The removal first moves dataset.json into the
+working folder, so that an interrupted commit can continue.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def commit(
 
 
 def _with_checksum(place: Folder, shard: ShardInfo, made: Mapping[str, Any]) -> ShardInfo:
-    """A shard with its SHA-256, which one lacks that an earlier run has packed without checksums."""
+    """A shard with its SHA-256, which is missing if an earlier run packed it without checksums."""
     if shard.sha256 or not made.get("options", {}).get("checksums"):
         return shard
     return replace(shard, sha256=file_sha256(place.path / shard.path))
@@ -97,9 +98,9 @@ def _move_up(work: Folder, place: Folder, name: str) -> None:
 
 @output_errors()
 def replaced_set(journal: Journal) -> _ReplacedSet | None:
-    """The set that this conversion replaces, or has begun to; None where there is none.
+    """The set that this conversion replaces, or has begun to replace; None if there is none.
 
-    Raises OutputError where its dataset.json cannot be read, or names what may not be removed.
+    Raises OutputError if its dataset.json cannot be read, or names files that must not be removed.
     """
     for where in (journal.out, journal.folder / REPLACED_FOLDER):
         if os.path.lexists(where / DATASET_FILE):
@@ -118,7 +119,7 @@ def replaced_set(journal: Journal) -> _ReplacedSet | None:
 
 
 class _ReplacedSet:
-    """The parts of the set in `place`. kept: shards that stay, because packer did not write them."""
+    """The parts of the set in `place`. kept: shards that are kept, because packer did not write them."""
 
     def __init__(self, place: Folder, info: DatasetInfo) -> None:
         self._place, self._info = place, info
@@ -135,13 +136,13 @@ class _ReplacedSet:
                 self._shards.append(retired.path)
         for index in self._indexes:
             if place.kind(index):
-                place.folder(index).close()  # a link in its path, or something else than a folder, is an error
+                place.folder(index).close()  # raises if a part of its path is a link or not a folder
         left_out = info.made.get("left_out")
         self._quarantine = isinstance(left_out, dict) and "quarantined" in left_out
 
     @output_errors()
     def check(self, plan: Plan, read: Iterable[str | os.PathLike[str]]) -> None:
-        """Raises OutputError where a file that stays is in the way of `plan`, or one of `read` would be removed."""
+        """Raise OutputError if a kept file is in the way of `plan`, or if one of `read` would be removed."""
         place = self._place
         staying = [shard.name for shard in plan.shards if shard.name not in self._shards and place.kind(shard.name)]
         for name in [*staying, *(f"{split}.index" for split in plan.specs)]:
@@ -154,7 +155,7 @@ class _ReplacedSet:
         for path in read:
             try:
                 found = os.stat(path)
-            except OSError:  # reading it will raise a better error
+            except OSError:  # reading it will raise a clearer error
                 continue
             if (found.st_dev, found.st_ino) in removed:
                 raise OutputError(
@@ -163,7 +164,7 @@ class _ReplacedSet:
                 )
 
     def changes(self, plan: Plan, listing: SourceListing) -> Iterator[str]:
-        """What the replacement changes, for the user."""
+        """Lines for the user that describe the replacement."""
         info = self._info
         samples = sum(split.samples for split in info.splits.values())
         splits = ", ".join(f"{name} {split.samples:,}" for name, split in info.splits.items())
@@ -181,11 +182,11 @@ class _ReplacedSet:
             if gone:
                 yield f"warning: {what} that the new set does not have: {listed(gone, _MOST_NAMES)}"
         if self.kept:
-            yield f"these shards stay, because packer did not write them: {listed(self.kept, _MOST_NAMES)}"
+            yield f"these shards are kept, because packer did not write them: {listed(self.kept, _MOST_NAMES)}"
 
     @output_errors()
     def remove(self, journal: Journal) -> None:
-        """Remove the set, or what an interrupted removal has left of it."""
+        """Remove the set, or the remains of an interrupted removal."""
         place, work = journal.place, journal.work
         if place.kind(DATASET_FILE):
             work.folder(REPLACED_FOLDER, create=True).close()
@@ -202,7 +203,7 @@ class _ReplacedSet:
         work.remove_tree(REPLACED_FOLDER)
 
     def _identities(self) -> Iterator[tuple[int, int]]:
-        """Device and inode of every file that is removed."""
+        """Device and inode of every file to be removed."""
         place = self._place
         for name in (*self._shards, *self._info.documents, REPORT_FILE, DATASET_FILE):
             found = place.lstat(name)
@@ -222,7 +223,7 @@ class _ReplacedSet:
 def _write_report(
     journal: Journal, shards: Sequence[PlannedShard], metas: Sequence[PartMeta], listing: SourceListing
 ) -> None:
-    """One JSON object a line for every file of the source that is not in the set; no file where there is none."""
+    """Write one JSON object per line for every file of the source that is not in the set; no file if there are none."""
     lines = [{"name": name, "reason": reason, "action": "not packed"} for name, reason in listing.left_out]
     for shard, meta in zip(shards, metas, strict=True):
         lines += [

@@ -1,12 +1,12 @@
 """Check an image before it is packed, and re-encode it on request.
 
-The checks follow from how images will be decoded: an image that `readers.decode` could not decode so is refused here,
-by name, and not in the middle of training. One that it decodes only in part is counted as a remark.
+The checks depend on how images will be decoded: an image that `readers.decode` cannot decode in that way is refused
+here, by name, instead of in the middle of training. An image of which it decodes only a part causes a remark.
 
 Re-encoding: Pillow decodes, resizes with its antialiasing Lanczos filter, and encodes. The result is upright, with its
-EXIF and colour profile where they still apply. Grey of 16 bits stays so in a PNG, and is shifted to 8 in a JPEG or
-WebP. Animations, colours of 16 bits in a PNG and floating point would lose more than size, and are refused. An image
-that needs no change keeps its bytes.
+EXIF and colour profile if they still apply. 16-bit grey keeps its depth in a PNG, and is shifted to 8 bits in a JPEG or
+WebP. Animations, 16-bit colour in a PNG and floating point would lose more than size, and are refused. An image that
+needs no change keeps its bytes.
 """
 
 from __future__ import annotations
@@ -50,19 +50,19 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------
-# Check the other fields of an image before they are packed, and let boxes and points follow one that is resized.
+# Check the other fields of a sample before they are packed, and transform boxes and points with a resized image.
 
 
 WITHOUT_AREA, BEYOND = "boxes_without_area", "boxes_beyond_the_image"
 _PIXELS = ("boxes", "points")
-_TOLERANCE = 1.0  # pixels; whole numbers from 0 or from 1 on, and rounding
+_TOLERANCE = 1.0  # pixels; covers rounding, and coordinates that count from 1
 
 
 class FieldChecks:
-    """The checks for fields of these kinds; files and JSON are packed as they are.
+    """The checks for fields of these kinds; files and JSON are packed without checks.
 
-    deep: whether masks are decoded, and not only their headers parsed.
-    targets: dtype and shape of each target, of which there is one in a set.
+    deep: decode masks, instead of parsing only their headers.
+    targets: dtype and shape of each target field; all samples of a set have the same.
     """
 
     def __init__(self, kinds: Mapping[str, str], deep: bool) -> None:
@@ -76,11 +76,11 @@ class FieldChecks:
 
     @property
     def in_pixels(self) -> bool:
-        """Whether a field is in pixels of the image."""
+        """Whether any field has pixel coordinates of the image."""
         return any(kind in _PIXELS for _, _, kind in self._checked)
 
     def check(self, payloads: Sequence[Buffer | None]) -> None:
-        """Raise BadSampleError for the first field whose bytes are not what they should be."""
+        """Raise BadSampleError for the first field with invalid bytes."""
         for number, name, kind in self._checked:
             payload = payloads[number]
             if payload is None and kind == "target":
@@ -94,7 +94,7 @@ class FieldChecks:
                     raise BadSampleError(f"field {name}: {error}") from error
 
     def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
-        """Of boxes that are packed as they are, which training code may not accept. header: of the image."""
+        """Remarks on boxes that are packed as they are, but that training code may reject. header: of the image."""
         height, width = header.upright_size
         found = set()
         for number, _, kind in self._checked:
@@ -113,8 +113,9 @@ class FieldChecks:
         expected = self.targets.setdefault("image", found)
         if found != expected:
             raise SourceError(
-                f"{name}: has {found}, the images before it {expected}; raw images of a set have one size: set it by "
-                f"ops, as  --op Resize:256 --op CenterCrop:256  (in Python ops=[Resize(256), CenterCrop(256)])"
+                f"{name}: has {found}, expected {expected} like the images before it; raw images of a set have one "
+                f"size: set it by ops, such as  --op Resize:256 --op CenterCrop:256  (in Python "
+                f"ops=[Resize(256), CenterCrop(256)])"
             )
 
     def _check_target(self, name: str, payload: Buffer) -> None:
@@ -122,13 +123,13 @@ class FieldChecks:
         found = f"{values.dtype} {list(values.shape)}"
         expected = self.targets.setdefault(name, found)
         if found != expected:
-            raise BadSampleError(f"is {found}, that of the samples before {expected}: all labels are alike")
+            raise BadSampleError(f"is {found}, expected {expected}: all labels of a set have one dtype and shape")
 
     def resized(
         self, payloads: Sequence[Buffer | None], before: ImageHeader, after: ImageHeader
     ) -> Sequence[Buffer | None]:
-        """The payloads with boxes and points in pixels of the resized image. A mask stays: it covers the image in any
-        size."""
+        """The payloads, with boxes and points in pixels of the resized image. A mask is unchanged, since it covers the
+        image in any size."""
         (height, width), (rows, columns) = before.upright_size, after.upright_size
         if (height, width) == (rows, columns):
             return payloads
@@ -144,12 +145,12 @@ class FieldChecks:
 
 
 _DAMAGED, _DEEP, _FRAMES, _NO_RGB = "damaged", "over_8_bits", "further_frames", "without_rgb"
-# The warning about a number of images, of which the first is named.
+# The warning for a number of images; the first is named.
 _REMARKS = {
-    "unnumbered": "{images} (the first: {first}) with the name of a class and no number, which an index leaves out; "
+    "unnumbered": "{images} (the first: {first}) with a class name but no number, which an index leaves out; "
     "packer convert  gives them numbers",
     _DAMAGED: "{images} with damage that costs no pixels (the first: {first}): kept unchanged, decoded by Pillow",
-    _DEEP: "{images} of more than 8 bits a channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
+    _DEEP: "{images} with more than 8 bits per channel (the first: {first}): decoding to RGB takes the upper 8 bits, "
     "decode='unchanged' keeps all",
     _FRAMES: "{images} with further frames or pages (the first: {first}): readers decode the first one only; all "
     "pages of a TIFF are packed as an array:  numpy.save('x.npy', tifffile.imread(path))",
@@ -168,7 +169,7 @@ _PROFILE_SPACE = slice(16, 20)
 
 
 class _Prepared(NamedTuple):
-    """The bytes to pack, their header, the file name that fits them, and remarks: their kinds."""
+    """The bytes to pack, their header, the matching file name, and the kinds of remarks."""
 
     image: Buffer
     header: ImageHeader
@@ -192,7 +193,7 @@ def prepare_image(image: Buffer, name: str, key: str, options: Images) -> _Prepa
 
 
 def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...]]:
-    """The header of an image that will be decoded so, and remarks. Raises BadSampleError."""
+    """The header of an image to be decoded like this, and remarks. Raises BadSampleError."""
     media, frame = sniff(image), 0
     remarks: tuple[str, ...] = ()
     try:
@@ -224,7 +225,7 @@ def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...
 
 
 def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
-    """`check_image` of an image in an adopted shard: nothing is refused; None where it has no readable header."""
+    """`check_image` for an image in an adopted shard: refuses nothing; None if its header cannot be read."""
     try:
         return check_image(image, "RGB")
     except BadSampleError:
@@ -236,7 +237,7 @@ def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
 
 
 def remarks_of(shards: Iterable[Mapping[str, tuple[int, str]]]) -> tuple[str, ...]:
-    """Warnings from the remarks on the images of each shard: (how many, the first) by kind."""
+    """Warnings from the remarks on the images of each shard: kind -> (number, name of the first)."""
     found: dict[str, tuple[int, str]] = {}
     for remarks in shards:
         for kind, (count, first) in remarks.items():
@@ -249,7 +250,7 @@ def remarks_of(shards: Iterable[Mapping[str, tuple[int, str]]]) -> tuple[str, ..
 
 
 def decode_fully(image: Buffer, decode: str) -> None:
-    """Decode every pixel, as readers will. Raises BadSampleError where that fails."""
+    """Decode every pixel, as readers will. Raises BadSampleError if that fails."""
     try:
         if decode == "RGB":
             decode_image(image)
@@ -260,7 +261,7 @@ def decode_fully(image: Buffer, decode: str) -> None:
 
 
 def _target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
-    """(width, height) after resizing; never larger than before, and never 0."""
+    """(width, height) after resizing; never larger than before, never 0."""
     if options.max_side is not None:
         factor = options.max_side / max(width, height)
     elif options.resize_short is not None:
@@ -273,7 +274,7 @@ def _target_size(width: int, height: int, options: Reencode) -> tuple[int, int]:
 def reencode(
     image: Buffer, header: ImageHeader, name: str, key: str, options: Reencode
 ) -> tuple[Buffer, ImageHeader, str]:
-    """The image as `options` say: its bytes, header, and its name with the suffix of the new codec.
+    """Re-encode the image: its bytes, its header, and its name with the suffix of the new codec.
 
     key: of its sample. Raises BadSampleError.
     """
@@ -300,10 +301,10 @@ def encode_pixels(
     *,
     changed: bool,
 ) -> tuple[Buffer, ImageHeader, str]:
-    """The encoded form of pixels made of an image: its bytes, header, and its name with the suffix of the codec.
+    """Encode pixels that were made from an image: bytes, header, and the name with the suffix of the codec.
 
     pixels: uint8 [height, width, 3], upright. header: of the image. called: its name, and the key of its sample.
-    changed: whether the pixels are others than those of the image, which keeps its bytes otherwise, if it may.
+    changed: whether the pixels differ from those of the image; if not, it keeps its bytes where possible.
     Raises BadSampleError.
     """
     from PIL import Image
@@ -332,17 +333,17 @@ def encode_pixels(
 
 
 def _encode(image: Buffer, header: ImageHeader, size: tuple[int, int] | None, codec: str, quality: int) -> bytes:
-    """size: (width, height) of the upright result, None to leave it."""
+    """size: (width, height) of the upright result; None to keep the size."""
     from PIL import Image, ImageOps
 
     count = frames(image, header.media)
     if count > 1:
-        raise BadSampleError(f"holds {count} frames or pages, of which re-encoding would keep one")
+        raise BadSampleError(f"has {count} frames or pages, of which re-encoding would keep one")
     out = io.BytesIO()
     with opened(image, header.media) as picture:
         _check_loss(image, header, picture, codec)
         bits = bits_of_grey(picture)
-        if size:  # JPEG: let the DCT do what it can do well
+        if size:  # JPEG: let the DCT do the first part of the reduction
             least = upright_size(size[1] * 2, size[0] * 2, header.orientation)
             picture.draft(None, (least[1], least[0]))
         ImageOps.exif_transpose(picture, in_place=True)
@@ -361,7 +362,7 @@ def _check_loss(image: Buffer, header: ImageHeader, picture: Image, codec: str) 
     colour = image[_PNG_COLOUR] in _COLOURS if header.media == "png" else picture.mode not in ("1", "L", "P", "LA")
     bits = image[_PNG_BITS] if header.media == "png" else bits_of(picture)
     if not reason and codec == "png" and bits > 8 and colour and not bits_of_grey(picture):
-        reason = f"holds {bits} bits a channel, of which Pillow writes no more than 8 into a PNG"
+        reason = f"has {bits} bits per channel, but Pillow writes at most 8 into a PNG"
     if reason:
         raise BadSampleError(f"cannot be re-encoded: {reason}")
 
@@ -380,7 +381,7 @@ def _resized(picture: Image, size: tuple[int, int], how: Any) -> Image:
 
     if picture.mode != "I;16":
         return picture.resize(size, how)
-    # Not every Pillow resizes 16 bits: in floating point, and back.
+    # Not every version of Pillow resizes 16 bits, so convert to floating point and back.
     values = np.asarray(Image.fromarray(np.asarray(picture).astype(np.float32)).resize(size, how))
     return Image.fromarray(np.clip(np.rint(values), 0, 65535).astype(np.uint16))
 
@@ -402,7 +403,7 @@ def _in_mode(picture: Image, codec: str, resizes: bool) -> Image:
 
 
 def _metadata(picture: Image, mode: str) -> dict[str, Any]:
-    """EXIF, in the form that every codec takes, and the colour profile, if it describes colours of this mode."""
+    """EXIF, in the form that every codec accepts, and the colour profile if it matches the mode."""
     options: dict[str, Any] = {}
     exif = picture.info.get("exif", b"")
     if not exif and _RAW_EXIF in picture.info:

@@ -1,22 +1,22 @@
-"""The working folder of a conversion, `OUT/.packing/`, and what makes it safe to kill at any moment.
+"""The working folder of a conversion, `OUT/.packing/`, which makes it safe to kill at any moment.
 
     lock              locked with flock by the running conversion, or shared by the tasks of one; the kernel releases it
                       when the process dies
     planning.lock     locked by the task that lists and plans for all of them
-    job.json          what `packer commit` must know of the conversion of tasks: see `packer.conversion.saved`
+    job.json          what `packer commit` must know of a conversion by tasks: see `packer.conversion.saved`
     plan.json         fingerprint of listing and options; the names of the splits
-    <shard>.….tmp     a shard being written, by its own name; removed when its conversion starts again
-    <shard>           a whole shard, on the disk (fsync), renamed from .tmp
-    <shard>.part      its columns; written after the shard, so that a part proves its shard whole; names the plan
-    .run-….tmp/       progress and stop of the tasks of an engine: see `packer.workers`
+    <shard>.….tmp     a shard being written, under a unique name; removed when its conversion starts again
+    <shard>           a complete shard, on the disk (fsync), renamed from .tmp
+    <shard>.part      its columns; written after the shard, so that a part proves its shard complete; names the plan
+    .run-….tmp/       progress and stop requests of the tasks of an engine: see `packer.workers`
     <split>.index.tmp the index of a split while it is made
     quarantine/       copies of bad files
     replaced/         dataset.json of the set that is being replaced, while its files are removed
-    names.json        what a change of the set adds to it: see `packer.sets.change`, which alone writes and reads it
+    names.json        new files of a change of the set: written and read by `packer.sets.change` only
 
-Nothing leaves the folder before every shard is whole; `packer.conversion.commit` then moves everything into the set and
-writes `dataset.json` last. The process that holds the lock owns the folder; the next one cleans up. Neither the folder
-nor what is in it may be a link, which an attacker could have prepared.
+Nothing leaves the folder before every shard is complete; `packer.conversion.commit` then moves everything into the set
+and writes `dataset.json` last. The process that holds the lock owns the folder; the next one cleans up. Neither the
+folder nor its content may be a link, which an attacker could have planted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Journal:
     place: `out`, opened.
     work: the folder, opened; folder: its path.
 
-    Raises OutputError where another conversion has locked it, or `out` has foreign content. A folder in which nothing
+    Raises OutputError if another conversion has locked it, or if `out` has foreign content. A folder in which no work
     was begun is removed at the end.
     """
 
@@ -72,10 +72,10 @@ class Journal:
         shared: bool = False,
         wait_seconds: float = 0.0,
     ) -> None:
-        """beside_shards: `out` holds shards to adopt, so it may have foreign content.
+        """beside_shards: `out` has shards to adopt, so it may have foreign content.
 
-        changes: by `packer.sets.change`, which knows what a killed change has left.
-        shared: with other tasks of the same conversion; `join` takes the place of `begin`.
+        changes: used by `packer.sets.change`, which cleans up after a killed change.
+        shared: with other tasks of the same conversion; `join` replaces `begin`.
         wait_seconds: for the lock.
         """
         self.out = out
@@ -92,10 +92,10 @@ class Journal:
             if self.work.kind(NAMES_FILE) and not changes:
                 raise OutputError(
                     f"{out}: a command that changed this set was killed; run  packer prune {quoted(out)}  first, which "
-                    f"removes what it left"
+                    f"cleans up after it"
                 )
             if beside_shards and self.work.kind(_PLAN_FILE):
-                raise OutputError(f"{out}: holds an unfinished conversion; run the same  packer convert  again first")
+                raise OutputError(f"{out}: has an unfinished conversion; run the same  packer convert  again first")
             if not (beside_shards or self._is_replacing()):
                 self._check_names(self._moved_names())
         except BaseException:
@@ -104,7 +104,7 @@ class Journal:
 
     @property
     def unlocked(self) -> bool:
-        """Whether this filesystem (Lustre without -o flock) has no locks, of which the caller warns."""
+        """Whether this filesystem (Lustre without -o flock) has no locks; the caller warns."""
         return not self._lock.supported
 
     def _open_work(self, wait_seconds: float) -> tuple[Folder, Lock]:
@@ -124,19 +124,19 @@ class Journal:
         return bool(self.work.kind(_PLAN_FILE) and self.work.kind(f"{REPLACED_FOLDER}/{DATASET_FILE}"))
 
     def _check_names(self, ours: set[str]) -> None:
-        """Refuse to write among foreign files: `out` may hold only a packed set, or what a commit has moved into it."""
+        """Refuse to write among foreign files: `out` may contain only a packed set, or files moved by a commit."""
         if not self.out.is_dir() or (self.out / DATASET_FILE).exists():
             return
         with Folder(self.out) as place:
             foreign = [name for name in place.names() if name != WORK_FOLDER and name not in ours]
         if foreign:
             raise OutputError(
-                f"{self.out}: is not empty and not a packed set, so nothing is written into it (there is "
+                f"{self.out}: is not empty and not a packed set, so nothing is written to it (there is "
                 f"{foreign[0]!r}); choose another output"
             )
 
     def _moved_names(self) -> set[str]:
-        """What an interrupted commit may have moved into `out`; nothing without a plan."""
+        """Files that an interrupted commit may have moved into `out`; none without a plan."""
         if not self.work.kind(_PLAN_FILE):
             return set()
         shards = {name.removesuffix(".part") for name in self.work.names() if name.endswith(".part")}
@@ -144,7 +144,7 @@ class Journal:
         return {*shards, *indexes, *DOCUMENTS, REPORT_FILE, QUARANTINE_FOLDER}
 
     def finished_plan(self) -> str | None:
-        """The plan fingerprint of the set in `out`; None where there is no set, "" if it has no fingerprint."""
+        """The plan fingerprint of the set in `out`; None if there is no set, "" if it has no fingerprint."""
         if not self.place.kind(DATASET_FILE):
             return None
         try:
@@ -154,12 +154,12 @@ class Journal:
 
     @property
     def unfinished(self) -> str | None:
-        """The plan fingerprint of the unfinished conversion that is here; None without one, "" if it has none."""
+        """The plan fingerprint of an unfinished conversion; None if there is none, "" if it has no fingerprint."""
         return self._plan_fingerprint()
 
     @property
     def is_committed(self) -> bool:
-        """Whether what is here has become the set, and a kill has left some of its working files."""
+        """Whether this conversion has become the set, and a kill has left some of its working files."""
         finished = self.finished_plan()
         parts = [name for name in self.work.names() if name.endswith(".part")]
         packed = any(self.work.kind(name.removesuffix(".part")) for name in parts)
@@ -169,13 +169,13 @@ class Journal:
     def begin(self, plan: Plan, start_over: bool, *, sweep: bool = True) -> None:
         """Resume the unfinished conversion of the same plan, or start a new one. sweep: remove unfinished files.
 
-        Raises OutputError where one of another plan has packed a shard here and `start_over` is false.
+        Raises OutputError if a conversion of another plan has packed a shard and `start_over` is false.
         """
         found = self._plan_fingerprint()
         if found is not None and found != plan.fingerprint:
             if not start_over and self._has_packed():
                 raise OutputError(
-                    f"{self.out}: holds an unfinished conversion of another source or with other options (the "
+                    f"{self.out}: has an unfinished conversion of another source or with other options (the "
                     f"source may have changed since); repeat that command, or pass overwrite=True to start over"
                 )
             self._start_over()
@@ -187,7 +187,7 @@ class Journal:
 
     @contextmanager
     def planning(self, wait: Callable[[], None]) -> Iterator[None]:
-        """One task at a time is in the block; the others wait, and call `wait` before."""
+        """One task at a time enters the block; the others wait, and call `wait` first."""
         try:
             lock = self.work.lock(_PLANNING_LOCK, _PATIENCE_SECONDS)
         except BusyError:
@@ -198,9 +198,10 @@ class Journal:
 
     @output_errors()
     def join(self, plan: Plan, start_over: bool, first: Callable[[], None]) -> bool:
-        """Take part in the conversion of this plan, or begin it: then `first` is called before; returns whether it was.
+        """Take part in the conversion of this plan. The first task begins it, after calling `first`; returns whether it
+        did.
 
-        Raises OutputError as `begin` does. Call it in the block of `planning`.
+        Raises OutputError like `begin`. Call it in the block of `planning`.
         """
         with self._lock.alone() as is_alone:
             begins = self._plan_fingerprint() != plan.fingerprint
@@ -234,11 +235,11 @@ class Journal:
         return content
 
     def _has_packed(self) -> bool:
-        """Whether an unfinished conversion has written a whole shard, or has begun to replace a set."""
+        """Whether an unfinished conversion has written a complete shard, or has begun to replace a set."""
         return bool(self.work.kind(REPLACED_FOLDER)) or any(name.endswith(".part") for name in self.work.names())
 
     def _start_over(self) -> None:
-        """Remove everything an unfinished conversion left: in its working folder, and what its commit had moved."""
+        """Remove all remains of an unfinished conversion: its working folder, and files that its commit had moved."""
         if not self.place.kind(DATASET_FILE):
             remove_documents(self.place, DOCUMENTS)
             for name in self._moved_names().difference(DOCUMENTS) & set(self.place.names()):
@@ -252,7 +253,7 @@ class Journal:
 
     @output_errors()
     def empty(self) -> None:
-        """Remove what is in the working folder."""
+        """Empty the working folder."""
         for name in self.work.names():
             if name not in (_LOCK, _PLANNING_LOCK, REPLACED_FOLDER):
                 self._remove(name)
@@ -267,14 +268,14 @@ class Journal:
         return self.folder / f"{shard.name}.part"
 
     def load_whole(self, shard: PlannedShard, plan: Plan, on_error: str) -> PartMeta | None:
-        """The facts of a shard that is whole; None where it must be written (again)."""
+        """The facts of a complete shard; None if it must be written (again)."""
         try:
             meta = load_meta(self.part_path(shard))
         except DatasetError:
             return None
-        if meta.plan != plan.fingerprint:  # of a worker that outlived its conversion
+        if meta.plan != plan.fingerprint:  # written by a worker that outlived its conversion
             return None
-        # In the working folder, or moved into the set by an interrupted commit.
+        # The shard is in the working folder, or was moved into the set by an interrupted commit.
         found = self.work.lstat(shard.name)
         if found is None and not self.place.kind(DATASET_FILE):
             found = self.place.lstat(shard.name)
@@ -284,7 +285,7 @@ class Journal:
 
     @output_errors()
     def remove(self) -> None:
-        """Remove the working folder after the conversion; the lock last, which keeps others from beginning."""
+        """Remove the working folder after the conversion; the lock last, which keeps others from starting."""
         if self._removed:
             return
         self._removed = True
@@ -295,7 +296,7 @@ class Journal:
         self.place.remove_folder(WORK_FOLDER)
 
     def close(self) -> None:
-        """Release the lock; unfinished work stays for the next run."""
+        """Release the lock; unfinished work is kept for the next run."""
         try:
             if not self._removed and not self._is_in_use():
                 if not self._shared:

@@ -1,10 +1,10 @@
-"""Ops at pack time: `--op Resize:256 --op CenterCrop:224`, by the code that carries them out in training.
+"""Ops at pack time: `--op Resize:256 --op CenterCrop:224`, run by the code that runs them in training.
 
-What training would get of a sample with these ops (`readers.torch.ImageDataset`) is what is packed: pixels of 8 bits,
-RGB, encoded again, and masks, boxes and points that have followed them (`readers.batch`). Only ops that draw nothing
-are taken, since a draw made once would be the same in every epoch. An image that they leave as it is keeps its bytes.
+A sample is packed as training would get it with these ops (`readers.torch.ImageDataset`): pixels of 8 bits, RGB,
+encoded again, and masks, boxes and points transformed with them (`readers.batch`). Only ops without random draws are
+allowed, since a draw made once would be the same in every epoch. An image that the ops do not change keeps its bytes.
 
-Other images of a sample, JSON and files do not follow; a second image is refused, as in training.
+JSON and files of a sample are not changed; a second image is refused, as in training.
 """
 
 from __future__ import annotations
@@ -38,21 +38,21 @@ _NAMED: Mapping[str, type[Op]] = {
     if isinstance(its, type) and issubclass(its, Op) and its is not Op
 }
 SHOWN = tuple(name for name, its in _NAMED.items() if its.stage != Stage.NORMALIZE and name != "ResizeToBucket")
-"""The names of the ops whose results can be looked at; values of `Normalize` are no picture."""
+"""The names of the ops whose results can be displayed; the values of `Normalize` are no picture."""
 DETERMINISTIC = tuple(
     name for name, its in _NAMED.items() if its.stage in (Stage.GEOMETRY, Stage.PIXELS) and not its.draws
 )
-"""The names of the ops that may be carried out at pack time."""
+"""The names of the ops that can run at pack time."""
 _NUMBER = r"-?(?:\d+(?:\.\d+)?|\.\d+)"
 _SEVERAL, _ONE = re.compile(rf"{_NUMBER}(?:x{_NUMBER})+"), re.compile(_NUMBER)
 
 
 def check_ops(given: Sequence[Op]) -> None:
-    """Raise ValueError for ops that cannot be carried out at pack time, and MissingExtraError without torch."""
+    """Raise ValueError for ops that cannot run at pack time, and MissingExtraError without torch."""
     for op in given:
         name = type(op).__name__
         if not isinstance(op, Op) or name not in DETERMINISTIC:
-            why = "draws at random" if getattr(op, "draws", 0) else "is not an op that makes an image of an image"
+            why = "draws at random" if getattr(op, "draws", 0) else "does not turn one image into another"
             raise ValueError(f"{op!r:.80} {why}: at pack time there are {', '.join(DETERMINISTIC)}")
     Recipe(given)
     if given and find_spec("torch") is None:
@@ -60,22 +60,22 @@ def check_ops(given: Sequence[Op]) -> None:
 
 
 def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
-    """Raise SourceError for fields that do not follow an image."""
+    """Raise SourceError for fields that cannot be transformed with an image."""
     others = [name for name, kind in fields.items() if kind == "image" and name != "image"]
     if given and fields.get("image") not in ("image", PIXELS):
         raise SourceError("ops change images, and this source has no field called image")
     if given and others:
         raise SourceError(
-            f"ops change only one image, and {others[0]} is another image of the sample: convert without ops"
+            f"ops change only one image, and {others[0]} is another image of the sample; convert without ops"
         )
 
 
 def parse_op(text: str, among: Collection[str] = DETERMINISTIC, why: str = "at pack time") -> Op:
-    """An op of its text: its name, and behind a colon its values, by place or name, as in the constructor.
+    """Parse an op: its name, and after a colon its values, by position or name, as in the constructor.
 
         CenterCrop:256     Resize:256x320     Resize:256,interpolation=bicubic     RandomResizedCrop:224,scale=0.2x1
 
-    A size of two sides is height x width. among: the names that are taken; why: when they are. Raises ValueError.
+    A size of two sides is height x width. among: the allowed names; why: when they are allowed. Raises ValueError.
     """
     name, _, rest = text.partition(":")
     if name not in among:
@@ -97,7 +97,7 @@ def parse_op(text: str, among: Collection[str] = DETERMINISTIC, why: str = "at p
 
 
 def recorded_op(text: str) -> Op:
-    """An op of its repr, as dataset.json has it. Raises ValueError."""
+    """Parse the repr of an op, as in dataset.json. Raises ValueError."""
     op = op_of(text)
     if type(op).__name__ not in DETERMINISTIC:
         raise ValueError(f"{text!r:.80} is not an op: at pack time there are {', '.join(DETERMINISTIC)}")
@@ -115,7 +115,7 @@ def _number(text: str) -> int | float:
 
 
 class _Result(NamedTuple):
-    """What ops have made of a sample."""
+    """The result of ops on a sample."""
 
     payloads: Sequence[Buffer | None]
     names: tuple[str, ...]
@@ -123,7 +123,7 @@ class _Result(NamedTuple):
 
 
 class OpWork:
-    """Carries out ops, by torch's kernels, on samples with these fields, for one thread.
+    """Runs ops, with torch's kernels, on samples with these fields, for one thread.
 
     encoding: how results are encoded.
     """
@@ -139,7 +139,7 @@ class OpWork:
     def apply(
         self, key: str, payloads: Sequence[Buffer | None], names: tuple[str, ...], header: ImageHeader
     ) -> _Result:
-        """A sample after the ops. header: of its image, payloads[0]. Raises BadSampleError."""
+        """Apply the ops to a sample. header: of its image, payloads[0]. Raises BadSampleError."""
         image = payloads[0]
         assert image is not None
         (task,) = self._renderer.tasks([self._place], [image])
@@ -171,7 +171,7 @@ class OpWork:
 
 @contextmanager
 def one_thread(given: Sequence[Op]) -> Iterator[None]:
-    """Let torch work on one core where there are ops: the worker processes are the parallelism."""
+    """Restrict torch to one core if there are ops: the worker processes are the parallelism."""
     if not given:
         yield
         return

@@ -1,7 +1,7 @@
-"""The options of packing, by subject: `Choose` the samples, treat the `Images`, cut the `Shards`, `Run` the work.
+"""The options of packing, by subject: `Choose` the samples, check and encode the `Images`, size the `Shards`, `Run`.
 
-`packer.convert`, `packer.writer` and the changes of a set that pack take the same objects. Each checks its own values;
-what two of them must agree on is checked by `ConvertOptions`, which a plan follows from.
+`packer.convert`, `packer.writer` and the changes of a set that pack take the same objects. Each checks its values;
+`ConvertOptions` checks combinations, and determines the plan.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ON_ERROR = ("raise", "skip", "quarantine")
 CHECKS = ("header", "decode")
 DECODES = ("RGB", "unchanged", "none")
 CODECS = ("keep", "jpeg", "png", "webp", "raw")
-_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": False}  # options that came later, and their defaults
+_LATER: dict[str, Any] = {"where": None, "ops": [], "checksums": False}  # options added later, with their defaults
 
 
 def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
@@ -62,15 +62,15 @@ def _at_least_one(what: str, value: int | None, unit: str) -> None:
 class Choose:
     """The samples of a source to pack, and their splits.
 
-    split: the only split to take, or the name for a source without splits.
-    classes: the only classes to take; their labels are then 0, 1, … in this order.
-    where: take the samples for which this is true, as 'min_side >= 64 and class_name in ("cat", "dog")'
-    (`readers.where`); conditions on images are decided while they are packed, before ops and re-encoding.
-    fractions: deal the samples of one split to new ones, as {"train": 0.9, "val": 0.1}.
+    split: the only split to pack, or the name for a source without splits.
+    classes: the only classes to pack; their labels are then 0, 1, … in this order.
+    where: pack the samples for which this is true, such as 'min_side >= 64 and class_name in ("cat", "dog")'
+    (`readers.where`); conditions on images are evaluated during packing, before ops and re-encoding.
+    fractions: deal the samples of one split to new ones, such as {"train": 0.9, "val": 0.1}.
     seed: of the draw.
-    stratify: divide every class by these shares.
-    group: a column of the table: samples with the same value, as "patient", stay together; or "folder", the folder of
-        the key.
+    stratify: divide every class in these shares.
+    group: a column of the table, such as "patient": samples with the same value stay together; or "folder", the folder
+        of the key.
 
     Raises ValueError and BadNameError.
     """
@@ -91,26 +91,24 @@ class Choose:
         names = parse_where(self.where).names if self.where is not None else ()
         if self.fractions is None:
             if self.stratify or self.seed or self.group is not None:
-                raise ValueError("seed, stratify and group need fractions: give fractions, too")
+                raise ValueError("seed, stratify and group need fractions; give fractions, too")
             return
         if "split" in names:
-            raise ValueError("fractions divide one split, so where cannot distinguish splits: leave one out")
+            raise ValueError("fractions divide one split, so where cannot distinguish splits; leave one out")
         for name in self.fractions:
             SplitName(name)
-        deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks both
+        deal(np.zeros(0, np.int64), list(self.fractions.values()), self.seed)  # checks fractions and seed
 
 
 @dataclass(frozen=True, slots=True)
 class Reencode:
-    """Make the images smaller while packing.
+    """Make images smaller while packing.
 
-    codec: the new codec ("keep": that of the image; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
-    uint8 [height, width, 3], for HDF5 shards of images of one size, if necessary by ops (`readers.opening.packed`).
+    codec: the new codec ("keep": the codec of the image; GIF, BMP and TIFF become PNG). "raw": pixels without a codec,
+    uint8 [height, width, 3], for HDF5 shards of images of one size, which ops can produce (`readers.opening.packed`).
     max_side: longest side at most this many pixels.
     resize_short: shortest side exactly this many pixels, never enlarged.
     quality: 1 to 100, of JPEG and WebP.
-
-    Images that need no change keep their bytes.
     """
 
     codec: str = "keep"
@@ -126,7 +124,7 @@ class Reencode:
         if self.max_side is not None and self.resize_short is not None:
             raise ValueError("max_side and resize_short exclude each other")
         if self.codec == "raw" and (self.max_side or self.resize_short or self.quality):
-            raise ValueError("raw pixels have no quality, and one size: resize and crop them by ops")
+            raise ValueError("raw pixels have no quality, and one size; resize and crop them by ops")
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ValueError(f"quality must be from 1 to 100, not {self.quality}")
 
@@ -135,11 +133,11 @@ class Reencode:
 class Images:
     """How images are checked, re-encoded and changed.
 
-    check: "header", or "decode" for a full decode of each.
+    check: "header", or "decode" for a full decode of each image.
     decode: how readers will decode images: "RGB", "unchanged" or "none"; other images are refused.
     reencode: how to make images smaller, or the codec of the results of `ops`.
-    ops: ops of `readers.augment` without random draws, as [Resize(256), CenterCrop(224)], run by the code of training;
-        masks, boxes and points follow (`packer.conversion.ops`). Needs torch.
+    ops: ops of `readers.augment` without random draws, such as [Resize(256), CenterCrop(224)], run by the code of
+        training; masks, boxes and points are transformed, too (`packer.conversion.ops`). Needs torch.
 
     Raises ValueError.
     """
@@ -160,16 +158,16 @@ class Images:
         if self.ops and self.decode != "RGB":
             raise ValueError("ops are for decode='RGB'; leave decode or the ops out")
         if self.ops and self.reencode is not None and (self.reencode.max_side or self.reencode.resize_short):
-            raise ValueError("max_side and resize_short resize images, as do ops: leave one of them out")
+            raise ValueError("max_side and resize_short resize images, as do ops; leave one of them out")
 
     @property
     def is_raw(self) -> bool:
-        """Whether they are packed as raw pixels."""
+        """Whether images are packed as raw pixels."""
         return self.reencode is not None and self.reencode.codec == "raw"
 
     @property
     def encoding(self) -> Reencode | None:
-        """How those are encoded that are not packed as they are; None where all are."""
+        """How changed images are encoded; None if all keep their bytes."""
         return self.reencode or (Reencode() if self.ops else None)
 
 
@@ -177,9 +175,9 @@ class Images:
 class Shards:
     """How samples are laid out in shards.
 
-    size: bytes of a shard at most, give or take a sample, or a text like "1GiB"; default 8 shards a split, each from
-    64 MiB to 1 GiB, and of a writer 1 GiB.
-    samples: of a shard, instead of a size.
+    size: bytes of a shard at most, give or take a sample, or a text like "1GiB"; default 8 shards per split, each from
+    64 MiB to 1 GiB; 1 GiB for a writer.
+    samples: samples per shard, instead of a size.
     shuffle: seed of a random order.
     label_offset: added to labels in the shards.
     checksums: write SHA256SUMS, for  sha256sum -c ; `packer.verify(…, sums=True)` writes it later.
@@ -207,21 +205,21 @@ class Shards:
 
     @property
     def bytes(self) -> int | None:
-        """The size as a number."""
+        """The size in bytes."""
         return None if self.size is None else int(self.size)
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """How the work is done. The set does not depend on this, except for unreadable samples.
+    """How the work is done. The set does not depend on it, except for unreadable samples.
 
-    workers: processes; default the CPUs this process may use. With an engine, shards at a time; default as many as it
-        can.
-    engine: where shards are packed, by default processes of this machine; see `packer.open_engine`.
+    workers: number of processes; default the CPUs that this process may use. With an engine, shards at a time; default
+        as many as it can run.
+    engine: an executor to pack shards with, by default local processes; see `packer.open_engine`.
     on_error: treatment of unreadable images ("raise", "skip", "quarantine").
     task: (i, n), i from 0: pack the i-th of n shares of the shards only, as a task of an array job; `packer.commit`
     makes the set when all are packed.
-    work: directory of a set for an address until it is uploaded; default a hidden one here, removed afterwards.
+    work: local directory of a set for an address until it is uploaded; default a hidden one, removed afterwards.
 
     Raises ValueError and TypeError.
     """
@@ -240,13 +238,13 @@ class Run:
 
     @property
     def crew(self) -> Workers:
-        """Who runs the tasks."""
+        """The workers that run the tasks."""
         return Workers(self.workers, self.engine)
 
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """What the shards of a set follow from, besides the listing of its source. to: the format.
+    """All options that determine the shards of a set, besides the listing of its source. to: the format.
 
     Raises ValueError.
     """
@@ -264,7 +262,7 @@ class ConvertOptions:
             raise ValueError(f"raw pixels are for HDF5 shards, not for {self.to}")
 
     def packed_fields(self, fields: Mapping[str, str]) -> dict[str, str]:
-        """The fields of the set, from those of its source. Raises SourceError for options of images without images."""
+        """The fields of the set, from those of its source. Raises SourceError for image options without images."""
         if self.images.encoding is not None and "image" not in fields:
             raise SourceError(
                 f"only images can be resized, encoded or changed, and this source has {listed([*fields])}"
@@ -273,7 +271,7 @@ class ConvertOptions:
         return {name: PIXELS if name == "image" and raw else kind for name, kind in fields.items()}
 
     def to_json(self) -> dict[str, Any]:
-        """For dataset.json and the fingerprint; options that came later are there only where they are given."""
+        """For dataset.json and the fingerprint; options that were added later appear only if they are set."""
         images, shards = self.images, self.shards
         named = {
             "to": self.to,
@@ -294,14 +292,14 @@ class ConvertOptions:
 
 
 def refuse_others(options: Run | Shards, *taken: str) -> None:
-    """Raise ValueError for an option that is not one of those that a call takes."""
+    """Raise ValueError for an option that a call does not take."""
     for one in fields(options):
         if one.name not in taken and getattr(options, one.name) != one.default:
             kind = type(options).__name__
             raise ValueError(f"{kind}({one.name}=…) has no meaning here; there are {', '.join(taken)}")
 
 
-# --- the names of release 0.1, one release long ---------------------------------------------------------------------
+# --- names of release 0.1, kept for one release ---------------------------------------------------------------------
 _KINDS = {"choose": Choose, "images": Images, "shards": Shards, "run": Run}
 _OLD = {
     **{name: ("choose", name) for name in ("split", "classes", "where", "seed", "stratify", "group")},
@@ -316,7 +314,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def takes_old_names(function: F) -> F:
-    """Let a function be called by the keywords that are now in its option objects, with a DeprecationWarning."""
+    """Let a function accept the keywords that moved to its option objects, with a DeprecationWarning."""
     names = inspect.signature(function).parameters
 
     @functools.wraps(function)
@@ -327,7 +325,7 @@ def takes_old_names(function: F) -> F:
             moved.setdefault(group, {})[new] = options.pop(name)
         for group, values in moved.items():
             if group in options:
-                raise TypeError(f"{function.__name__}: give {', '.join(values)} in {group}=, not beside it")
+                raise TypeError(f"{function.__name__}: give {', '.join(values)} in {group}=, not next to it")
             options[group] = _KINDS[group](**values)
         if moved:
             new = ", ".join(

@@ -42,7 +42,7 @@ _LARGE_BYTES = 4 << 20
 _MAX_BYTES = 1 << 31
 _REPORT_BYTES = 1 << 20
 _REPORT_SAMPLES = 256
-_KEPT = "run the same command again: the shards that are whole are kept"
+_KEPT = "run the same command again: complete shards are kept"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -52,9 +52,9 @@ class Cancelled(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One shard to write: the samples, and the set in whose working folder the shard, its part and bad files go.
+    """One shard to write: its samples, and the set whose working folder gets the shard, its part and bad files.
 
-    plan: its fingerprint, which the part keeps.
+    plan: its fingerprint, which the part records.
     where: samples for which it is false are left out; "" for none.
     """
 
@@ -78,13 +78,13 @@ class ShardTask:
         shard: tuple[str, ShardSpec, Samples],
         plan: str = "",
     ) -> ShardTask:
-        """A shard, by its name, of a source with this listing."""
+        """The task for a shard, given by its name, of a source with this listing."""
         name, spec, samples = shard
         return cls(source, spec, samples, options, listing.skip_strays, out, name, plan, listing.where)
 
     @property
     def title(self) -> str:
-        """Its name in the log."""
+        """The name of the task in the log."""
         return self.shard
 
 
@@ -115,31 +115,31 @@ def pack_shard(task: ShardTask, counter: Counter) -> PartMeta:
 
 
 def check_room(out: Path, needed: int, options: ConvertOptions | None = None) -> None:
-    """Raise OutputError where the disk has less room than this; where images are re-encoded, sizes are unknowable."""
+    """Raise OutputError if the disk has less room than this; with re-encoding, sizes are unknown, so it passes."""
     free = shutil.disk_usage(out).free
     if needed > free and (options is None or options.images.encoding is None):
         raise OutputError(
-            f"{out}: needs {needed:,} bytes, {free:,} are free there; make room, or choose another output"
+            f"{out}: needs {needed:,} bytes, {free:,} are free there; free space, or choose another output"
         )
 
 
 def disk_full(error: OSError, where: Path, kept: str) -> OutputError | None:
-    """The error for a disk that is full; None for any other error. kept: what is done with what has been written."""
+    """The error for a full disk; None for any other error. kept: advice on the work done so far."""
     if error.errno not in _FULL:
         return None
-    return OutputError(error.errno, f"{where}: {os.strerror(error.errno or 0)}; make room and {kept}")
+    return OutputError(error.errno, f"{where}: {os.strerror(error.errno or 0)}; free space and {kept}")
 
 
 class ShardPacker:
-    """One shard being written into the working folder `place`: its samples are checked and added one by one.
+    """Writes one shard into the working folder `place`; samples are checked and added one by one.
 
-    where: an expression that must be true for a sample; "" for all. columns: those of the samples so far.
+    where: an expression that must be true for a sample; "" for all. columns: of the samples so far.
     """
 
     def __init__(self, place: Path, shard: str, spec: ShardSpec, options: ConvertOptions, where: str = "") -> None:
         self._place, self._spec, self._options = place, spec, options
         self._images = images = options.images
-        self._temporary = f"{shard}.{os.urandom(8).hex()}.tmp"  # its own, where a shard is packed twice at a time
+        self._temporary = f"{shard}.{os.urandom(8).hex()}.tmp"  # unique, since a shard may be packed twice at a time
         self._remarks: dict[str, tuple[int, str]] = {}
         self._where = SampleWhere(where, spec.classes, tuple(spec.fields), spec.split) if where else None
         self._not_chosen = 0
@@ -153,7 +153,7 @@ class ShardPacker:
         self.flush = self._writer.flush
 
     def add(self, key: str, label: int, payloads: Sequence[Buffer | None], names: tuple[str, ...]) -> bool:
-        """Add a sample; payloads must stay unchanged until `flush` or `finish`. False where `where` leaves it out.
+        """Add a sample; payloads must stay unchanged until `flush` or `finish`. False if `where` excludes it.
 
         Raises BadSampleError.
         """
@@ -168,7 +168,7 @@ class ShardPacker:
         if self._checks_fields:
             self._fields.check(payloads)
         if image is None and self._images.is_raw:
-            raise BadSampleError("has no image, and raw shards hold one of each sample")
+            raise BadSampleError("has no image, but raw shards need one for every sample")
         if image is not None:
             if self._ops is not None:
                 header, remarks = check_image(image, self._images.decode)
@@ -262,7 +262,7 @@ class _Packing:
         counter.report(pending_samples, pending_bytes, len(self.left_out) - seen)
 
     def _is_worth_reading(self, samples: Slice, i: int, reader: SourceReader) -> bool:
-        """Check a large file before memory is allocated for it: a tree may hold other files than images."""
+        """Check a large file before memory is allocated for it, since a tree may contain other files than images."""
         name, size = _name(samples, i), samples.bytes[i]
         if self._task.skip_strays:
             head = cast(StrayReader, reader).head(samples.places[i])
@@ -294,9 +294,9 @@ class _Packing:
 
 
 def _set_aside(work: Folder, split: str, name: str, payload: Buffer) -> None:
-    """Write `payload` to quarantine/split/name below `work`; names in archives may be longer than those of files.
+    """Write `payload` to quarantine/split/name below `work`; names in archives may be longer than file names.
 
-    Raises BadNameError for a name that leads out, PathError where something is in the way.
+    Raises BadNameError for a name that leads out, PathError if a file or folder is in the way.
     """
     place = RelativePath(shortened(name))
     folder, _, last = f"{QUARANTINE_FOLDER}/{split}/{place}".rpartition("/")

@@ -1,7 +1,7 @@
 """The plan of a conversion: which sample goes into which shard, before a byte is written.
 
-The plan follows from the listing and the options alone, never from the number of workers: that is what makes the
-output byte-identical and a conversion resumable. Its fingerprint says whether an unfinished conversion is the same.
+The plan follows from the listing and the options alone, never from the number of workers, so the output is
+byte-identical and a conversion can be resumed. Its fingerprint shows whether an unfinished conversion is the same.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = [
 
 _VERSION = 1
 _BLOCK = 4096
-_ASSUMED_BYTES = 128 << 10  # of a sample, where a source knows no sizes
+_ASSUMED_BYTES = 128 << 10  # of a sample, if a source knows no sizes
 _LARGE_SHARD_BYTES = 1 << 30
 _SMALL_SHARD_BYTES = 64 << 20
 _WANTED_SHARDS = 8
@@ -71,7 +71,7 @@ class Plan:
 
 
 def make_plan(listing: SourceListing, options: ConvertOptions, container: Format) -> Plan:
-    """Plan every split of a listing. Raises SourceError where a listing cannot be packed."""
+    """Plan every split of a listing. Raises SourceError if it cannot be packed."""
     if options.shards.shuffle is not None and not listing.shuffles:
         raise SourceError(
             "a source that unpacks from front to back cannot be read in shuffled order; convert it without shuffle, "
@@ -85,7 +85,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
             _check_new_names(part.names.columns[0], part.keys, options.images.encoding, split)
         order = None
         if options.shards.shuffle is not None:
-            # RandomState's stream is frozen, that of Generator is not (NEP 19).
+            # The stream of RandomState is frozen, that of Generator is not (NEP 19).
             order = np.random.RandomState(options.shards.shuffle).permutation(len(part)).astype(np.int64, copy=False)
             sizes = sizes[order]
         bounds = cut(sizes, options.shards.bytes, options.shards.samples)
@@ -99,7 +99,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
 
 
 def _check_words(listing: SourceListing) -> None:
-    """Raise SourceError for splits and fields that cannot be part of a file name."""
+    """Raise SourceError for names of splits and fields that cannot be part of a file name."""
     try:
         for split in listing.splits:
             SplitName(split)
@@ -111,7 +111,7 @@ def _check_words(listing: SourceListing) -> None:
 
 
 def check_splits(names: Iterable[str], where: str) -> None:
-    """Raise SourceError for names of splits that not every file system, and few people, can tell apart."""
+    """Raise SourceError for names of splits that some filesystems cannot distinguish."""
     folded: dict[str, str] = {}
     for name in dict.fromkeys(names):
         other = folded.setdefault(name.casefold(), name)
@@ -122,9 +122,9 @@ def check_splits(names: Iterable[str], where: str) -> None:
 
 
 def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard: int | None) -> list[int]:
-    """Where shards begin and end: k + 1 rising positions from 0 to n, for k shards.
+    """Where shards begin and end: k + 1 ascending positions from 0 to n, for k shards.
 
-    With samples_per_shard every shard but the last has as many. Otherwise shards have about equal bytes: at most
+    With samples_per_shard every shard except the last has that many. Otherwise shards have about equal bytes: at most
     shard_bytes each, give or take a sample; without either, 8 shards, but none under 64 MiB or over 1 GiB.
     """
     n = len(sizes)
@@ -144,7 +144,7 @@ def cut(sizes: npt.NDArray[np.int64], shard_bytes: int | None, samples_per_shard
 
 
 def default_shard_bytes(total: int) -> int:
-    """Bytes of a shard of a split of so many: an eighth, but from 64 MiB to 1 GiB."""
+    """The default shard size of a split with `total` bytes: an eighth, from 64 MiB to 1 GiB."""
     return min(_LARGE_SHARD_BYTES, max(_SMALL_SHARD_BYTES, -(-total // _WANTED_SHARDS)))
 
 
@@ -152,8 +152,8 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest = hashlib.blake2b(digest_size=16)
     what = options.to_json()
     if what["decode"] == "RGB":
-        del what["decode"]  # as before there was a choice
-    what.pop("checksums", None)  # the bytes of the shards are the same
+        del what["decode"]  # as before this option existed
+    what.pop("checksums", None)  # does not change the bytes of the shards
     del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
     digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():
@@ -170,8 +170,8 @@ def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
 
 
 def check_listing(listing: SplitListing, where: str) -> None:
-    """Refuse keys that occur twice: a container keeps one sample per key."""
-    if isinstance(listing.keys, Keys):  # made to be distinct
+    """Refuse keys that occur twice, since a container keeps one sample per key."""
+    if isinstance(listing.keys, Keys):  # unique by construction
         return
     seen: dict[str, int] = {}
     for i in repeated(lambda: listing.keys, len(listing)).tolist():
@@ -183,12 +183,12 @@ def check_listing(listing: SplitListing, where: str) -> None:
 
 
 def _check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencode, where: str) -> None:
-    """Raise SourceError where a file that is re-encoded could get the name of another one."""
+    """Raise SourceError if a re-encoded file could get the name of another one."""
     codec = "png" if options.codec == "keep" else options.codec
     count = len(names)
 
     def all_names() -> Iterator[str]:
-        """The names as they are, then as they would be; a unique string for each that cannot conflict."""
+        """The present and the future names; a unique string for each that cannot conflict."""
         for i, name in enumerate(names):
             yield name or f"\0\0{i}"
         for i, (name, key) in enumerate(zip(names, keys, strict=True)):
@@ -207,8 +207,8 @@ def _check_new_names(names: Sequence[str], keys: Sequence[str], options: Reencod
 
 
 def renamed(name: str, key: str, codec: str) -> str:
-    """A file's name with another suffix; behind the whole name where that is the key, since others begin alike."""
+    """A file name with another suffix, appended to the whole name if that is the key, since others begin alike."""
     dot = name.rfind(".")
-    codec = "png" if codec == "raw" else codec  # what raw pixels are extracted as
+    codec = "png" if codec == "raw" else codec  # raw pixels are extracted as PNG
     stem = name[:dot] if dot > name.rfind("/") + 1 and name != key else name
     return f"{stem}.{SUFFIX[codec]}" if name else name

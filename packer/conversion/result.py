@@ -1,4 +1,4 @@
-"""What a conversion returns."""
+"""The result of a conversion."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------
-# What a source has that is not in the set: counted by reason, warned of, or all there is.
+# Files of a source that are not in the set: counted by reason, in warnings, and in the error if no sample is left.
 
 
 _EXPECTED = (
@@ -39,7 +39,7 @@ _EXPECTED = (
     "beside ",
     "outside the splits",
     "metadata of ",
-)  # images may be left out for these without a warning
+)  # images may be left out for these reasons without a warning
 _FOREIGN = "image, byte 0: found "
 _NOT_INSTALLED = "is not read by what is installed"
 _NOT_CHOSEN = "for which `where` is false"
@@ -47,7 +47,7 @@ _UNREADABLE = "damaged, or not an image that is read"
 
 
 def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[str, int]:
-    """Files by why they are left out, the most frequent reason first; damage of all kinds is one reason."""
+    """Left-out files by reason, the most frequent first; all kinds of damage are one reason."""
     counts = Counter(reason for _, reason in listing.left_out)
     not_chosen = listing.not_chosen
     for meta in metas:
@@ -59,7 +59,7 @@ def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[s
 
 
 def count_by_action(metas: Iterable[PartMeta]) -> dict[str, int]:
-    """Samples that were planned and are not packed, by what was done with them."""
+    """Planned samples that are not packed, by what was done with them."""
     counts: Counter[str] = Counter()
     for meta in metas:
         counts.update(item.action or "not packed" for item in meta.left_out)
@@ -69,7 +69,7 @@ def count_by_action(metas: Iterable[PartMeta]) -> dict[str, int]:
 
 
 def refuse_unknown(title: str, metas: Sequence[PartMeta]) -> None:
-    """Raise UnknownNameError where `where` looks at a column that no sample has."""
+    """Raise UnknownNameError if `where` uses a column that no sample has."""
     seen = dict.fromkeys(name for meta in metas for name in meta.seen)
     unknown = sorted({name for meta in metas for name in meta.asked}.difference(seen))
     if unknown:
@@ -80,7 +80,7 @@ def refuse_unknown(title: str, metas: Sequence[PartMeta]) -> None:
 
 
 def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
-    """Raise SourceError where the targets of two shards differ in dtype or shape."""
+    """Raise SourceError if the targets of two shards differ in dtype or shape."""
     known: dict[str, tuple[str, str]] = {}
     for meta in metas:
         for name, found in meta.targets.items():
@@ -93,7 +93,7 @@ def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
                     )
                 raise SourceError(
                     f"{title}: the labels ({name}) in {meta.shard.path} are {found}, those in {shard} {expected}: all "
-                    f"labels of a set are alike; correct them in the source"
+                    f"labels of a set have one dtype and shape; correct them in the source"
                 )
 
 
@@ -122,7 +122,7 @@ def link_warnings(listing: SourceListing) -> list[str]:
 
 
 def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan, metas: Sequence[PartMeta]) -> None:
-    """Raise SourceError where no sample is left, with what the source holds and which command takes that.
+    """Raise SourceError if no sample is left, with the content of the source and the command for it.
 
     metas are parallel to the shards of `plan`.
     """
@@ -143,12 +143,12 @@ def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan,
 
 @dataclass(frozen=True, slots=True)
 class ConvertResult(Result):
-    """The result of a conversion. Times are seconds, sizes bytes; splits maps names to samples.
+    """The result of a conversion. Times are in seconds, sizes in bytes; splits maps names to numbers of samples.
 
     left_out counts files by their treatment, left_out_reasons by the reason.
     expected_bytes, expected_seconds: of a dry run: bytes of all shards, and the time with these workers, estimated by
         packing some samples into a temporary directory; None if that failed.
-    undecided: of a dry run, the part of `where` that is known only of samples that have been read.
+    undecided: of a dry run, the part of `where` that can be evaluated only when samples are read.
     task: (i, n) of one task of several, whose shards and samples these are; `packer.commit` then makes the set.
     """
 
@@ -176,7 +176,7 @@ class ConvertResult(Result):
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Makes results of a conversion into `out`, to the format `to`, that began at `started` (perf_counter)."""
+    """Creates the results of a conversion into `out`, to the format `to`, that began at `started` (perf_counter)."""
 
     out: Path
     to: str
@@ -185,7 +185,7 @@ class Summary:
     def of_set(
         self, info: DatasetInfo, listing: SourceListing, metas: Sequence[PartMeta] = (), resumed: int = 0
     ) -> ConvertResult:
-        """A set that is whole; without metas, it was before."""
+        """The result for a complete set; without metas, it existed before."""
         shards = [shard for split in info.splits.values() for shard in split.shards]
         return self.of(
             listing,

@@ -1,12 +1,12 @@
 """One conversion of a source into a directory: all of it, or the share of one task of several.
 
-    whole     list and plan, or take the saved listing; pack what is missing; commit
-    task i    the first task lists, plans and saves both, the others wait for that; pack shards i, i + n, i + 2n, …
-    commit    `packer.conversion.saved`, when the shards of all tasks are whole
+    whole     list and plan, or load the saved listing; pack missing shards; commit
+    task i    the first task lists, plans and saves both, while the others wait; pack shards i, i + n, i + 2n, …
+    commit    `packer.conversion.saved`, when the shards of all tasks are complete
 
-Tasks run at any time, on any node, in any order, also twice at the same time: which shards there are follows from the
-plan, and a shard gets its name when it is whole. They share the lock of the working folder, which a conversion, a
-commit and a change of the set take alone; listing and planning is under a second lock, which one task has at a time.
+Tasks may run at any time, on any node, in any order, even twice at the same time: the shards follow from the plan, and
+a shard gets its name when it is complete. Tasks share the lock of the working folder, which a conversion, a commit and
+a change of the set take exclusively; a second lock lets one task at a time list and plan.
 """
 
 from __future__ import annotations
@@ -67,24 +67,23 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------
-# Whether what is packed already is what a program's data set hands out now: its samples are read again and compared.
+# Check that packed samples are those that a program's data set returns now: they are read again and compared.
 #
-# The listing of such a data set says its length and little more (`SourceListing.sampled`). So before a set, or shards
-# of a conversion that was stopped, are taken for those of this one, workers compare labels and payloads with them, by
-# key and checksum: images, and what follows them, only where they are packed as they are handed out. Samples that
-# were left out are not compared.
-
+# The listing of such a data set has its length and little more (`SourceListing.sampled`). So before a set, or the
+# shards of an interrupted conversion, are accepted for this one, workers compare labels and payloads with them, by key
+# and checksum: images, and the fields transformed with them, only if they are packed unchanged. Samples that were left
+# out are not compared.
 
 AS_GIVEN = ("text", "json", "array", "target", "file")
-"""Kinds of fields that no op and no re-encoding changes."""
+"""Kinds of fields that neither ops nor re-encoding change."""
 _REPORT_SAMPLES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PackedTask:
-    """Samples of a source, and where they are packed: in a whole shard, or in a set.
+    """Samples of a source, and where they are packed: in a complete shard, or in a set.
 
-    fields: all of the source; compared: those whose payloads are packed as they are.
+    fields: all fields of the source; compared: fields whose payloads are packed unchanged.
     part: of the shard; None: the samples are these rows, (first, stop), of this split of the set at `root`.
     """
 
@@ -125,7 +124,7 @@ def _by_key(
 
 
 def first_difference(task: PackedTask, counter: Counter) -> str:
-    """What the first sample is that is packed otherwise than the source has it now; "" where none is."""
+    """A description of the first sample that differs between source and shard; "" if there is none."""
     packed, arena = task.packed(), Arena(lambda: None)
     with task.source.open() as reader:
         for block in task.samples.slices():
@@ -150,7 +149,7 @@ def first_difference(task: PackedTask, counter: Counter) -> str:
 
 
 # ------------------------------------------------------------------------------
-# What a conversion will take: a few of its samples are packed, in a temporary directory, and the clock is read.
+# Estimating the size and time of a conversion: some of its samples are packed into a temporary directory.
 
 
 _FIRST, _MOST = 8, 128
@@ -159,7 +158,7 @@ _SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was found of `tried` samples. seconds: of one process, for all samples. shard_bytes: of all shards."""
+    """The result of packing `tried` samples. seconds: of one process, for all samples. shard_bytes: of all shards."""
 
     tried: int
     seconds: float
@@ -167,9 +166,9 @@ class Trial:
 
 
 def try_out(source: Source, options: ConvertOptions, prepared: Prepared) -> Trial | None:
-    """Pack up to 128 samples of the largest split, for about two seconds; None where that fails.
+    """Pack up to 128 samples of the largest split, for about two seconds; None if that fails.
 
-    They are spread over the split, or its first ones where a source is read from front to back.
+    They are spread over the split, or are its first ones if a source is read from front to back.
     """
     splits = prepared.listing.splits
     largest = max(splits, key=lambda name: len(splits[name]), default=None)
@@ -206,7 +205,7 @@ def _pack(source: Source, options: ConvertOptions, prepared: Prepared, split: st
 
 
 _log = logging.getLogger(__name__)
-_PATIENCE_SECONDS, _WAIT_SECONDS = 1.0, 600.0  # for a commit, or a conversion that is just beginning
+_PATIENCE_SECONDS, _WAIT_SECONDS = 1.0, 600.0  # for a commit, or a conversion that is starting
 
 
 class Conversion:
@@ -221,7 +220,7 @@ class Conversion:
         self._question = saved.question_of(source, options, choice)
 
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
-        """All of it."""
+        """Convert the whole source."""
         self._check_output()
         found = None if overwrite or dry_run else self._saved()
         prepared = found or self._prepare()
@@ -243,7 +242,7 @@ class Conversion:
         return self._summary.of_set(info, prepared.listing, metas, resumed)
 
     def run_task(self, task: tuple[int, int], overwrite: bool) -> ConvertResult:
-        """The shards of task i of n; `packer.conversion.saved` makes the set."""
+        """Pack the shards of task i of n; `packer.conversion.saved` makes the set."""
         self._check_output()
         number, count = task
         with self._shared_journal() as journal:
@@ -276,7 +275,7 @@ class Conversion:
         return Journal(self._out, shared=True, wait_seconds=_WAIT_SECONDS)
 
     def _joined(self, journal: Journal, tasks: int, overwrite: bool) -> tuple[Prepared, ConvertResult | None]:
-        """The plan of all tasks, made by the first of them; and the result where the set exists."""
+        """The plan of all tasks, made by the first of them; and the result if the set exists."""
 
         def wait() -> None:
             self._watcher.note("waiting for the task that lists the source for all")
@@ -286,7 +285,7 @@ class Conversion:
                 found = self._saved()
                 if found is not None or not journal.unfinished:
                     return self._join(journal, found or self._prepare(), tasks, overwrite)
-        prepared = self._prepare()  # each task lists what cannot be saved, and need not wait for the others
+        prepared = self._prepare()  # a listing that cannot be saved is made by each task, without waiting
         with journal.planning(wait):
             return self._join(journal, prepared, tasks, overwrite)
 
@@ -296,7 +295,7 @@ class Conversion:
         done = self._finished(journal, prepared, overwrite)
         if done is None:
             begins = journal.join(prepared.plan, overwrite, lambda: self._check_replaced(journal, prepared))
-            if begins or not journal.work.kind(JOB_FILE):  # the first task may have been killed meanwhile
+            if begins or not journal.work.kind(JOB_FILE):  # the first task may have been killed before it wrote that
                 job = Job.of(self._source, self._options, prepared, tasks)
                 prepared = saved.save(self._out, journal.work, self._question, prepared)
                 job.save(journal.work)
@@ -317,7 +316,7 @@ class Conversion:
             self._watcher.note("warning: no file locks here; make sure that no other conversion writes this output")
 
     def _finished(self, journal: Journal, prepared: Prepared, overwrite: bool) -> ConvertResult | None:
-        """The result where the set exists. Raises OutputError where there is another one."""
+        """The result if the set exists. Raises OutputError if another set does."""
         finished = journal.finished_plan()
         if finished == prepared.plan.fingerprint and not overwrite:
             if prepared.listing.sampled:
@@ -325,13 +324,13 @@ class Conversion:
             return self._summary.of_set(read_dataset_info(self._out), prepared.listing)
         if finished is not None and not overwrite:
             raise OutputError(
-                f"{self._out}: holds a set made from another source or with other options; "
+                f"{self._out}: has a set made from another source or with other options; "
                 f"pass overwrite=True to replace it, or choose another output"
             )
         return None
 
     def _check_replaced(self, journal: Journal, prepared: Prepared) -> None:
-        """Refuse to replace a set that must stay, and say what is replaced."""
+        """Refuse to replace a set that must be kept, and say what is replaced."""
         old = replaced_set(journal)
         if old is not None:
             old.check(prepared.plan, prepared.paths(self._source))
@@ -347,7 +346,7 @@ class Conversion:
             listing = choose(self._source.list(self._options.split), self._choice)
         except MemoryError as error:
             raise SourceError(
-                f"{self._source.title}: listing it needs more memory than is free; is it damaged, or does it hold "
+                f"{self._source.title}: listing it needs more memory than is free; is it damaged, or does it contain "
                 f"several sets? pack a part of it at a time, or free memory"
             ) from error
         listing.warnings += link_warnings(listing)
@@ -367,13 +366,13 @@ class Conversion:
             raise OutputError(f"{self._out}: is inside the source {root}; choose another output")
 
     def _pack(self, journal: Journal, prepared: Prepared, numbers: Sequence[int]) -> tuple[list[PartMeta], int]:
-        """Pack those shards of the plan that are not whole; the facts of all, and how many were."""
+        """Pack the missing shards of the plan; returns the facts of all, and how many existed."""
         plan, listing = prepared.plan, prepared.listing
         metas = {i: journal.load_whole(plan.shards[i], plan, self._options.on_error) for i in numbers}
         missing = [number for number, meta in metas.items() if meta is None]
         resumed = len(metas) - len(missing)
         if resumed:
-            self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are whole already")
+            self._watcher.note(f"resuming: {resumed} of {len(metas)} shards are complete already")
         if resumed and listing.sampled:
             self._compare(journal, prepared, [number for number, meta in metas.items() if meta is not None])
         shards = [plan.shards[number] for number in missing]
@@ -409,9 +408,9 @@ class Conversion:
         return [meta for meta in metas.values() if meta is not None], resumed
 
     def _compare(self, journal: Journal, prepared: Prepared, numbers: Sequence[int], *, is_set: bool = False) -> None:
-        """Refuse shards, or the set, that were packed of another state of the source.
+        """Refuse shards, or the set, if they were packed from another state of the source.
 
-        numbers: of the shards in the plan; of a set all of them.
+        numbers: of the shards in the plan; for a set, all of them.
         """
         plan, fields = prepared.plan, prepared.listing.fields
         compared = frozenset(
@@ -444,7 +443,7 @@ class Conversion:
         wrong = next(filter(None, found), "")
         if wrong:
             raise OutputError(
-                f"{self._out}: {self._source.title} is not what it was when that was packed: {wrong}; pass "
+                f"{self._out}: {self._source.title} has changed since that was packed: {wrong}; pass "
                 f"overwrite=True to pack all of it again, or choose another output"
             )
 
@@ -468,7 +467,7 @@ class Conversion:
 
 
 def _listed(listing: SourceListing, seconds: float) -> str:
-    """What was found, and what is left out of it, in a line."""
+    """A line with the samples that were listed, and the files that are left out."""
     samples = plural(sum(map(len, listing.splits.values())), "sample")
     splits = ", ".join(f"{name} {len(part):,}" for name, part in listing.splits.items())
     size = sum(int(part.bytes.sum()) for part in listing.splits.values())
@@ -489,11 +488,11 @@ def _samples_by_split(splits: Sequence[str], metas: Sequence[PartMeta]) -> dict[
     return counts
 
 
-# `packer.convert`: list, plan, pack in parallel, commit; and `packer.commit`, for what tasks have packed.
+# `packer.convert`: list, plan, pack in parallel, commit; and `packer.commit`, for the shards of tasks.
 
 
 # ------------------------------------------------------------------------------
-# What `packer.convert` is given, as a source: paths, data sets of a program, and samples that come one by one.
+# The argument of `packer.convert` as a source: paths, data sets of a program, and samples that come one by one.
 
 
 _SOURCE = ("title", "list", "open", "paths")
@@ -519,7 +518,7 @@ def as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[s
 
 
 def is_files(source: Any) -> bool:
-    """Whether it is a path, a Source, or a list of these."""
+    """Whether the argument is a path, a Source, or a list of these."""
     if isinstance(source, list | tuple):
         return bool(source) and all(map(is_files, source)) and not any(isinstance(one, list | tuple) for one in source)
     return isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE)
@@ -573,8 +572,8 @@ def convert(
     """Pack a source into HDF5, TFRecord or tar shards with an index.
 
     source: a folder of images, COCO, Pascal VOC, YOLO, ILSVRC, a manifest or a list of addresses (CSV, TSV, JSONL,
-    Parquet), an archive (tar, zip), a packed set, shards made elsewhere or a folder of them, a data set of Hugging
-    Face, MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: anything with a length and
+    Parquet), an archive (tar, zip), a packed set, foreign shards or a folder of them, a data set of Hugging Face,
+    MosaicML, FFCV, CIFAR, MNIST or NumPy, or a `Source`. Or a data set of a program: an object with a length and
     samples by number (torch, torchvision, Hugging Face, a list), read in parallel by workers; or an iterable of
     samples, read by this process. `packer.sources.samples` describes samples. Or a list of paths and Sources, which
     become one set (`packer.sources.several`).
@@ -589,15 +588,15 @@ def convert(
     overwrite: replace an existing set.
     dry_run: list and plan only.
 
-    The bytes of the images are kept exactly unless `images` has reencode or ops. The output does not depend on the
-    number of workers. Killed at any moment, the same call resumes.
+    Image bytes are kept exactly unless `images` has reencode or ops. The output does not depend on the number of
+    workers. After a kill, the same call resumes.
 
     Raises SourceError, BadSampleError, OutputError, WorkerError.
     """
     check_ops(images.ops)
     opened, watcher = as_source(source, fields, classes), watcher or Silent()
     if classes is not None and is_files(source):
-        warnings.warn("the only classes to take of files are choose=packer.Choose(classes=…)", DeprecationWarning, 3)
+        warnings.warn("to choose classes of files, pass choose=packer.Choose(classes=…)", DeprecationWarning, 3)
         choose = replace(choose, classes=classes)
     options = ConvertOptions(to, choose.split, choose.where, images, shards, run.on_error)
 
@@ -618,9 +617,9 @@ def convert(
             convert_to, str(output), work=run.work, overwrite=overwrite, dry_run=dry_run, watcher=watcher
         )
     if run.work is not None:
-        raise ValueError("work is for an output at an address; a local output is made in its own directory")
+        raise ValueError("work is for an output at an address; a local output is made in place")
     if output is None and not hasattr(opened, "root"):
-        raise ValueError("several sources, or a program's samples, have no name for the output: give output=")
+        raise ValueError("several sources, or a program's samples, have no name for the output; give output=")
     out = Path(default_output_name(opened, options.to)) if output is None else local_output(output)
     return convert_to(out, overwrite)
 
@@ -628,7 +627,7 @@ def convert(
 def commit(output: str | os.PathLike[str], *, watcher: Watcher | None = None) -> ConvertResult:
     """Make a set of the shards that all tasks of a conversion (task= of `convert`) have packed into a directory.
 
-    Raises OutputError where shards are missing, with the tasks to run again, and where tasks are still running.
+    Raises OutputError if shards are missing, with the tasks to run again, and if tasks are still running.
     """
     out, started, watcher = local_output(output), time.perf_counter(), watcher or Silent()
     if not (out / WORK_FOLDER).is_dir() and not (out / DATASET_FILE).is_file():
@@ -642,7 +641,7 @@ def commit(output: str | os.PathLike[str], *, watcher: Watcher | None = None) ->
         job = load_job(journal.work)
         if job is None:
             raise OutputError(
-                f"{out}: holds no conversion by tasks; what another command has left here, the same command finishes"
+                f"{out}: has no conversion by tasks; run the command again that left its working files here"
             )
         metas = job.whole(journal)
         info = job.finish(journal, metas, watcher)

@@ -1,23 +1,23 @@
-"""What a conversion knows before it packs, and the file that keeps it, so that no other process lists the source again.
+"""A listed and planned conversion, and the file that saves it, so that no other process lists the source again.
 
-`OUT/.packing/listing` is written after the plan and before the first shard. What packs a shard reads the rows of that
-shard alone: a worker of this machine, a task of an array job, a conversion that was killed and continues.
+`OUT/.packing/listing` is written after the plan and before the first shard. Whoever packs a shard reads only the rows
+of that shard: a local worker, a task of an array job, a conversion that was killed and continues.
 
-    block of each shard    `packer.conversion.saved`, in the order of the plan
+    block of each shard    rows as encoded below, in the order of the plan
     shards                 int64 [shards, 5]: samples, bytes of the source, offset, length and CRC32C of the block
     left out               UTF-8 JSON: [[path, reason], …]
     folders                UTF-8 JSON: [[path below the source, time of modification in ns], …]
-    head                   UTF-8 JSON: question, fingerprint, where the last three are, and all else of the listing
+    head                   UTF-8 JSON: question, fingerprint, positions of the last three, and the rest of the listing
     tail                   uint64 bytes of the head, uint32 CRC32C of it, "PKLS"
 
-The file answers one question (`question_of`): this source, these options. It is not used for another one, where a
-folder of the source has another time of modification, which is that of the last file that came, went or got a name, or
-with overwrite=True. A file that was overwritten in its place is noticed when it is read: its size and time are
-compared with those of the listing. What is damaged is never used.
+The file answers one question (`question_of`): this source, these options. It is not used for another question, if a
+folder of the source has another modification time (a file was added, removed or renamed), or with overwrite=True. A
+file that was overwritten in place is noticed when it is read: its size and time are compared with those of the listing.
+Damaged data are never used.
 
     prepare   list and plan                                               -> Prepared
-    save      write it into the working folder, which its owner has locked -> Prepared that reads the rows from there
-    load      the same, from the working folder of any process             -> Prepared, or None: list
+    save      write it to the working folder, which its owner has locked  -> Prepared that reads the rows from there
+    load      read it from the working folder, in any process             -> Prepared, or None: list again
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------
-# Rows of a listing as bytes, without pickle: what a worker of another machine, or of another day, needs to pack them.
+# Rows of a listing as bytes, without pickle, for a worker on another machine or in a later run.
 #
 #     uint32      bytes of the header
 #     header      JSON: {"root": folder of the split, "columns": [[name, dtype, numbers], …]}
@@ -94,7 +94,7 @@ __all__ = [
 #     bytes, stamps, labels      int64 [k]
 #     whole                      uint8 [k]   1: the key is the name with its suffix
 #
-# A block is not trusted: names and folders lead nowhere but below the root of the source, and numbers are in bounds.
+# A block is not trusted: names and folders must not lead out of the root of the source, and numbers must be in bounds.
 
 
 _COLUMNS = {
@@ -113,7 +113,7 @@ _SLASH, _DOT = 47, 46
 
 
 def can_save(listing: SplitListing) -> bool:
-    """Whether the rows of a listing can be encoded: those of a tree of files can."""
+    """Whether the rows of a listing can be encoded; only those of a file tree can."""
     return isinstance(listing, TreeListing)
 
 
@@ -141,9 +141,9 @@ def encode_rows(listing: SplitListing, rows: Rows) -> bytes:
 
 
 def decode_rows(data: bytes, classes: int, stamped: bool = True) -> TreeListing:
-    """The listing of the rows that `encode_rows` gave. Raises DatasetError for a block that is not one.
+    """The listing of the rows encoded by `encode_rows`. Raises DatasetError for an invalid block.
 
-    classes: how many the set has. stamped: see `TreeListing`.
+    classes: number of classes of the set. stamped: see `TreeListing`.
     """
     try:
         return _decode(memoryview(data), classes, stamped)
@@ -171,7 +171,7 @@ def _decode(data: memoryview, classes: int, stamped: bool) -> TreeListing:
     _check_names(names, count)
     skip = f"{root}/" if root else ""
     if not isinstance(root, str) or not all(path.startswith(skip) and _is_folder(path) for path in folders):
-        raise ValueError("a folder leads out of that of the source")
+        raise ValueError("a folder leads out of the source")
     facts = np.zeros((count, 3), np.int64)
     facts[:, 0], facts[:, 1] = columns["bytes"], columns["stamps"]
     part = TreeSplit(root, TreeFiles(folders, columns["folder"], names, facts), columns["labels"].astype(np.int32))
@@ -184,12 +184,12 @@ def _check_bounds(name: str, numbers: npt.NDArray[Any], first: int, stop: int) -
 
 
 def _check_names(names: Strings, count: int) -> None:
-    """Names in a folder are not hidden, as the walk leaves them, so none is ".."."""
+    """Check names of files in a folder. The walk omits hidden names, so none is ".."."""
     starts, stops = names.offsets[:-1], names.offsets[1:]
     if len(names) != count or bool((starts >= stops).any()):
         raise ValueError("a name is empty")
     if bool((names.blob == _SLASH).any() or (names.blob == 0).any() or (names.blob[starts] == _DOT).any()):
-        raise ValueError("a name is not one of a file in its folder")
+        raise ValueError("a name is not that of a file in its folder")
 
 
 def _is_folder(path: str) -> bool:
@@ -209,9 +209,9 @@ _MORE = tuple(one.name for one in fields(SourceListing) if one.name not in _SAVE
 
 @dataclass(frozen=True, slots=True)
 class SavedSamples:
-    """The samples of one shard, in the listing of the set in `out`: a few words to send; `slices` reads them.
+    """The samples of one shard, in the listing of the set in `out`; cheap to send, since `slices` reads them.
 
-    stamped: whether files that have changed since then are refused; not by the process that has just listed them.
+    stamped: whether changed files are refused; False in the process that has just listed them.
     """
 
     out: Path
@@ -222,7 +222,7 @@ class SavedSamples:
     stamped: bool
 
     def slices(self) -> Iterator[Slice]:
-        """All of them, a thousand at a time. Raises SourceError where they cannot be read."""
+        """All samples, a thousand at a time. Raises SourceError if they cannot be read."""
         return self.listing().slices()
 
     def listing(self) -> SplitListing:
@@ -241,10 +241,10 @@ class SavedSamples:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A conversion before it packs.
+    """A conversion before packing.
 
-    listing: of a saved one without the rows of its splits, which `samples` reads.
-    rows: of each shard of the plan, where they are saved.
+    listing: if saved, without the rows of its splits, which `samples` reads.
+    rows: of each shard of the plan, if they are saved.
     """
 
     plan: Plan
@@ -252,7 +252,7 @@ class Prepared:
     rows: tuple[SavedSamples, ...] | None = None
 
     def samples(self, number: int) -> SomeSamples | SavedSamples:
-        """Those of shard `number` of the plan, as they are sent to a worker."""
+        """The samples of shard `number` of the plan, in the form that is sent to a worker."""
         if self.rows is not None:
             return self.rows[number]
         shard = self.plan.shards[number]
@@ -268,7 +268,7 @@ class Prepared:
 
 
 def question_of(source: Source, options: ConvertOptions, choice: Choose) -> str:
-    """A digest of what listing and plan follow from, other than files; "" for a source whose listing is not saved."""
+    """A digest of everything but files that determines listing and plan; "" for a source whose listing is not saved."""
     identity = getattr(source, "identity", "")
     if not identity:
         return ""
@@ -282,7 +282,7 @@ def question_of(source: Source, options: ConvertOptions, choice: Choose) -> str:
 def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared:
     """Write `prepared` to the working folder of the set in `out`, and drop its rows.
 
-    The same object where the question is "", or the listing of a kind that is not saved. Raises OSError.
+    Returns the same object if the question is "", or if listings of its kind are not saved. Raises OSError.
     """
     plan, listing = prepared.plan, prepared.listing
     if not question or listing.watched is None or not all(map(can_save, listing.splits.values())):
@@ -320,11 +320,11 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
 
 
 def load(out: Path, question: str, options: ConvertOptions, root: str | os.PathLike[str] | None) -> Prepared | None:
-    """What was saved in the working folder of the set in `out`, for the same question.
+    """Load what was saved in the working folder of the set in `out`, for the same question.
 
-    root: the folder of the source, whose folders must be as they were listed; None: do not look.
+    root: the folder of the source, whose folders must be unchanged since the listing; None: skip that check.
 
-    None where there is nothing, it is for another question, or cannot be read.
+    None if there is nothing, or it is for another question, or cannot be read.
     """
     try:
         with Folder(out) as place, place.folder(WORK_FOLDER) as work, work.open(LISTING_FILE) as file:
@@ -373,7 +373,7 @@ def _plan(
 ) -> Plan:
     """counts: shards by split, in the order of the table."""
     if min(counts.values(), default=0) < 0 or sum(counts.values()) != len(table):
-        raise ValueError("there are other shards than those of the splits")
+        raise ValueError("the shards do not match those of the splits")
     container, shards, specs = format_named(options.to), [], {}
     rows = iter(table.tolist())
     for split, count in counts.items():
@@ -384,7 +384,7 @@ def _plan(
         for number in range(count):
             samples, size, *_ = next(rows)
             if samples < 0 or size < 0:
-                raise ValueError("a shard has less than nothing")
+                raise ValueError("a shard has a negative size")
             name = container.shard_name(split, number, count)
             shards.append(PlannedShard(split, name, range(first, first + samples), size))
             first += samples
@@ -407,7 +407,7 @@ def _without_rows(root: str) -> SplitListing:
 
 
 def _is_current(root: str | os.PathLike[str], folders: list[tuple[str, int]]) -> bool:
-    """Whether every folder has the time that it had when it was listed."""
+    """Whether every folder has the modification time of the listing."""
     try:
         return all(os.stat(os.path.join(root, path)).st_mtime_ns == time for path, time in folders)
     except OSError:
@@ -415,12 +415,12 @@ def _is_current(root: str | os.PathLike[str], folders: list[tuple[str, int]]) ->
 
 
 def _json(value: Any) -> bytes:
-    """Names that are not UTF-8 stay as they are: JSON writes lone surrogates as escapes."""
+    """Encode as JSON. Names that are not UTF-8 are kept: lone surrogates become escapes."""
     return json.dumps(value).encode()
 
 
 def _read(file: int, offset: int, length: int, checksum: int) -> bytes:
-    """A part of an open file. Raises DatasetError where its bytes are not those that were written."""
+    """Read a part of an open file. Raises DatasetError if its bytes are damaged."""
     size = os.fstat(file).st_size
     if not 0 <= offset <= offset + length <= size or length > _MAX_BLOCK_BYTES:
         raise DatasetError(f"[{offset}, {offset + length}) is not within its {size} bytes")
@@ -435,11 +435,11 @@ def _read(file: int, offset: int, length: int, checksum: int) -> bytes:
     return bytes(data)
 
 
-# What it takes to make a set of whole shards, and the file that keeps it for `packer commit`.
+# The file with everything that `packer commit` needs to make a set from complete shards.
 #
 # `OUT/.packing/job.json`, written by the first task of several:
 #
-#     tasks        how many there are
+#     tasks        number of tasks
 #     title, root  of the source; source: the title as dataset.json has it
 #     to, on_error, options    of the conversion; options as dataset.json has them
 #     fingerprint  of the plan
@@ -456,7 +456,7 @@ _MAX_BYTES, _MAX_SHARDS = 1 << 30, 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A conversion whose shards are packed: all but the samples. listing: may be without them."""
+    """A conversion whose shards are packed: everything except the samples. listing: may be without its rows."""
 
     plan: Plan
     listing: SourceListing
@@ -483,7 +483,7 @@ class Job:
         return cls(plan, listing, options.to, options.on_error, given, *names, tasks)
 
     def finish(self, journal: Journal, metas: Sequence[PartMeta], watcher: Watcher) -> DatasetInfo:
-        """Make the set of the shards, which are parallel to those of the plan. Raises SourceError for an empty one."""
+        """Make the set from the shards; metas are parallel to the plan's shards. Raises SourceError if it is empty."""
         remarks = remarks_of(meta.remarks for meta in metas)
         for remark in remarks:
             watcher.note(f"warning: {remark}")
@@ -493,7 +493,7 @@ class Job:
             refuse_nothing(self.title, self.root, self.listing, self.plan, metas)
         except (SourceError, UnknownNameError):
             journal.remove()
-            with suppress(OSError):  # it still holds the old set
+            with suppress(OSError):  # fails if it still contains the old set
                 journal.out.rmdir()
             raise
         made: dict[str, Any] = {
@@ -531,7 +531,7 @@ class Job:
         work.write(JOB_FILE, json.dumps(content).encode())
 
     def whole(self, journal: Journal) -> list[PartMeta]:
-        """The facts of all shards. Raises OutputError where some are missing, with the tasks to run."""
+        """The facts of all shards. Raises OutputError if some are missing, with the tasks to run."""
         metas = [journal.load_whole(shard, self.plan, self.on_error) for shard in self.plan.shards]
         missing = [number for number, meta in enumerate(metas) if meta is None]
         if missing:
@@ -540,14 +540,14 @@ class Job:
             raise OutputError(
                 f"{journal.out}: {len(missing)} of {plural(len(metas), 'shard')} are missing, those of "
                 f"{plural(len(tasks), 'task')} of {self.tasks}: run the same  packer convert … {one}  "
-                f"again (of an array of Slurm: sbatch "
+                f"again (as an array job of Slurm: sbatch "
                 f"--array={task_list(tasks)} SCRIPT), then  packer commit {quoted(journal.out)}"
             )
         return [meta for meta in metas if meta is not None]
 
 
 def task_list(numbers: Sequence[int]) -> str:
-    """Rising numbers as batch systems take them: 0,3-5."""
+    """Ascending numbers in the syntax of batch systems: 0,3-5."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
@@ -558,7 +558,7 @@ def task_list(numbers: Sequence[int]) -> str:
 
 
 def load_job(work: Folder) -> Job | None:
-    """The job whose tasks have packed into this folder; None without. Raises OutputError where it cannot be read."""
+    """The job whose tasks have packed into this folder; None if there is none. Raises OutputError if unreadable."""
     if not work.kind(JOB_FILE):
         return None
     path = work.path / JOB_FILE
@@ -573,7 +573,7 @@ def _parsed(given: dict[str, Any]) -> Job:
         raise ValueError(f"version {given['version']}, this packer reads {_JOB_VERSION}")
     splits = [(SplitName(name), str(root), int(count)) for name, root, count in given["splits"]]
     if not 0 <= sum(count for _, _, count in splits) <= _MAX_SHARDS or min(count for _, _, count in splits) < 0:
-        raise ValueError("numbers of shards that no set has")
+        raise ValueError("impossible numbers of shards")
     tasks = int(given["tasks"])
     if tasks < 1:
         raise ValueError(f"{tasks} tasks")

@@ -1,15 +1,15 @@
-"""Engines: where the tasks of a command run, if not in processes of this machine.
+"""Engines: run the tasks of a command elsewhere than in local processes.
 
-An engine is a `concurrent.futures.Executor`. Commands give it one call for each shard (`packer.workers.run_shards`).
-Any executor will do whose workers
+An engine is a `concurrent.futures.Executor`. Commands submit one call per shard (`packer.workers.run_shards`). Any
+executor works whose workers
 
-    import packer, of the same version, and see the files of the command at the same paths
-    run each call at least once: one that runs twice, even at the same time, leaves the same files
+    import the same version of packer, and see the files of the command at the same paths
+    run each call at least once: a call that runs twice, even concurrently, leaves the same files
 
-so an executor may repeat the calls of a worker that it has lost. Nothing else is asked of it: calls and results are
-bytes, the error of a call is part of its result, and progress and stop go through files (`packer.workers`).
+so an executor may repeat the calls of a lost worker. There are no further requirements: calls and results are bytes,
+the error of a call is part of its result, and progress and stop requests go through files (`packer.workers`).
 
-`open_engine` opens one by its name. An entry names a function open(scheduler), a context manager that gives the
+`open_engine` opens one by its name. An entry names a function open(scheduler), a context manager that yields the
 executor, or None in a process that has worked for another one and is done. Other packages add entries through the
 entry point group "packer.engines".
 """
@@ -28,7 +28,7 @@ __all__ = ["REGISTRY", "EngineEntry", "engine_names", "open_engine"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEntry(Entry):
-    """One engine. title: of where tasks run; home: its function open(scheduler)."""
+    """One engine. title: where its tasks run; home: its function open(scheduler)."""
 
 
 REGISTRY = Registry(
@@ -51,16 +51,16 @@ def engine_names() -> tuple[str, ...]:
 def open_engine(name: str, scheduler: str | None = None) -> Iterator[Executor | None]:
     """Open an engine for the arguments engine= of this package, while the block runs.
 
-    name: "mpi", "dask" or "ray", or that of an installed package.
-    scheduler: the address of a cluster; default what its own environment variables say.
+    name: "mpi", "dask" or "ray", or the name of an installed engine.
+    scheduler: the address of a cluster; by default from the environment variables of Dask or Ray.
 
         with packer.open_engine("mpi") as engine:
             if engine is not None:
                 packer.convert("imagenet", to="tar", run=packer.Run(engine=engine))
 
-    With "mpi" all ranks come here: rank 0 gets the engine, the others work until its block ends, and then get None.
+    With "mpi", all ranks enter: rank 0 gets the engine, the others work until its block ends, and then get None.
 
-    Raises ValueError (no such engine, or no cluster to be found), MissingExtraError, WorkerError (no connection).
+    Raises ValueError (no such engine, or no cluster found), MissingExtraError, WorkerError (no connection).
     """
     entry = REGISTRY.get(name)
     if entry is None:

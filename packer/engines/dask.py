@@ -1,7 +1,7 @@
-"""The engine "dask": the workers of a Dask cluster that runs already, by the address of its scheduler.
+"""The engine "dask": the workers of a running Dask cluster, found by the address of its scheduler.
 
-Dask gives the tasks of a worker that it has lost to another one; a task that has ended four workers is given up. Each
-worker should have one thread, since packing holds the interpreter's lock:  dask worker ADDRESS --nthreads 1.
+Dask gives the tasks of a lost worker to another one; a task that has killed four workers is given up. Each worker
+should have one thread, since packing holds the interpreter's lock:  dask worker ADDRESS --nthreads 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["open_dask"]
 
 @contextmanager
 def open_dask(scheduler: str | None = None) -> Iterator[Executor]:
-    """scheduler: tcp://host:port, or the path of a scheduler file (.json); default what Dask is configured with.
+    """scheduler: tcp://host:port, or the path of a scheduler file (.json); by default from Dask's configuration.
 
     Raises ValueError (no scheduler is named), WorkerError (no answer), MissingExtraError.
     """
@@ -35,10 +35,10 @@ def open_dask(scheduler: str | None = None) -> Iterator[Executor]:
     try:
         client = Client(**place, set_as_default=False)
     except (OSError, ValueError, ImportError) as error:  # ImportError: a security option
-        raise WorkerError(f"{address}: no Dask scheduler answers there: {error}") from error
+        raise WorkerError(f"{address}: no Dask scheduler answers: {error}") from error
 
     class DaskExecutor(ClientExecutor):  # type: ignore[misc]
-        """slots: the threads of all workers, now."""
+        """slots: the current number of threads of all workers."""
 
         @property
         def slots(self) -> int:

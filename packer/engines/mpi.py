@@ -1,6 +1,6 @@
 """The engine "mpi": `mpiexec -n N packer convert … --engine mpi`. Rank 0 runs the command, the others its tasks.
 
-A rank that dies ends the whole job, as is usual with MPI; the same command continues where it was.
+A rank that dies ends the whole job, as usual with MPI; the same command continues.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["open_mpi"]
 
 @contextmanager
 def open_mpi(scheduler: str | None = None) -> Iterator[Executor | None]:
-    """All ranks of MPI.COMM_WORLD come here; see `packer.open_engine`. Raises MissingExtraError, ValueError."""
+    """Entered by all ranks of MPI.COMM_WORLD; see `packer.open_engine`. Raises MissingExtraError, ValueError."""
     if scheduler is not None:
         raise ValueError(
             "scheduler is the address of a cluster; MPI has none, its ranks are started by mpiexec or srun"
@@ -26,13 +26,13 @@ def open_mpi(scheduler: str | None = None) -> Iterator[Executor | None]:
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPICommExecutor
-    except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library to load
+    except (ImportError, RuntimeError) as error:  # RuntimeError: no MPI library could be loaded
         raise MissingExtraError(f"mpi4py and an MPI library ({error})", "mpi", "the engine mpi") from error
     comm = MPI.COMM_WORLD
     if comm.Get_size() < 2:
         library = MPI.Get_library_version().split("\n")[0].strip("\0 ")
         raise WorkerError(
-            f"MPI has started one process only, and of N one runs the command while the others pack: run  mpiexec -n N "
+            f"MPI has started one process only, but one rank runs the command while the others pack: run  mpiexec -n N "
             f"packer … --engine mpi. If you did, that mpiexec is of another MPI than mpi4py, which has {library:.80}"
         )
     if comm.Get_rank() > 0:

@@ -1,6 +1,6 @@
-"""The engine "ray": the workers of a Ray cluster that runs already.
+"""The engine "ray": the workers of a running Ray cluster.
 
-Ray runs the tasks of a worker or node that it has lost again, three times at most.
+Ray repeats the tasks of a lost worker or node, three times at most.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["open_ray"]
 
 @contextmanager
 def open_ray(scheduler: str | None = None) -> Iterator[Executor]:
-    """scheduler: HOST:PORT or ray://HOST:PORT; default the cluster of this node, or of RAY_ADDRESS.
+    """scheduler: HOST:PORT or ray://HOST:PORT; by default the cluster of this node, or of RAY_ADDRESS.
 
     Raises WorkerError (no cluster), MissingExtraError.
     """
@@ -39,7 +39,7 @@ def open_ray(scheduler: str | None = None) -> Iterator[Executor]:
 
 
 class _RayExecutor(Executor):
-    """Calls as tasks of one CPU each. slots: the CPUs of all nodes, now."""
+    """Runs calls as tasks of one CPU each. slots: the current number of CPUs of all nodes."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray

@@ -34,10 +34,10 @@ _GZIP = b"\x1f\x8b"
 class FormatEntry(Entry):
     """A container format.
 
-    aliases: other names of it.
-    name_part: a part of the names of its files, which need not end in a suffix.
-    without_suffix: whether a file without any suffix is taken for one, where its content is not recognised.
-    may_be: whether a file that has only the name of one could be one, by its first bytes.
+    aliases: other names of the format.
+    name_part: a part of the names of its files, for names without a suffix.
+    without_suffix: whether a file without a suffix, and without recognised content, counts as this format.
+    may_be: whether a file that matches only by name could be of this format, by its first bytes.
     writes: whether `packer convert` can write it.
     """
 
@@ -99,7 +99,7 @@ REGISTRY = Registry(
 
 
 def format_named(name: str) -> Format:
-    """The format of this name: "hdf5", "tfrecord", "tar", …. Raises FormatError for any other name."""
+    """The format of this name: "hdf5", "tfrecord", "tar", …. Raises FormatError for an unknown name."""
     entry = REGISTRY.get(name)
     if entry is None:
         raise FormatError(f"no format {name!r}; there are {', '.join(REGISTRY.names())}")
@@ -112,7 +112,7 @@ def writable_formats() -> tuple[str, ...]:
 
 
 def resolve_format(text: str) -> str:
-    """The name of a format to write, which may be in capitals, or an alias; ValueError for none."""
+    """The name of a format to write, given in any case or as an alias. Raises ValueError for an unknown one."""
     folded = str(text).strip().casefold()
     for entry in REGISTRY:
         if folded in (entry.name, *entry.aliases) and entry.writes:
@@ -126,7 +126,7 @@ def format_aliases() -> str:
 
 
 def format_of_file(path: Path) -> Format:
-    """The format of a shard, by its content, and where that is not recognised, by its name.
+    """The format of a shard, by its content, or, if that is not recognised, by its name.
 
     Raises FormatError for an unknown format, and NotFlatError for a compressed file.
     """
@@ -145,7 +145,7 @@ def format_of_file(path: Path) -> Format:
 
 
 def format_of_head(head: bytes, name: str) -> FormatEntry | None:
-    """The format of a file that begins with `head` and is called `name`; None for an unknown one."""
+    """The format of a file that begins with `head` and is called `name`; None if unknown."""
     found = REGISTRY.of_content(head)
     if found is not None:
         return found

@@ -1,11 +1,11 @@
-"""What a format promises: it locates the samples of any shard, and most formats write shards, too.
+"""The interface of formats: a format locates the samples of any shard, and most formats also write shards.
 
-The law, tested for each format that writes: what the writer reports is what `locate` finds in the file, and reading a
-range gives the payload. So shards can be adopted without a copy, and any index can be rebuilt.
+The law, tested for each format that writes: the ranges that the writer reports are those that `locate` finds in the
+file, and reading one gives the payload. So shards can be adopted without a copy, and any index can be rebuilt.
 
-`locate` is the one place where a foreign layout is understood: `packer index` adopts what it finds, and `packer
-convert` packs it (`packer.sources.shards`), so both give the same keys, labels, classes and fields. Conversion asks
-with `lenient`, which also finds what has no flat byte range.
+`locate` is the only code that interprets a foreign layout: `packer index` adopts the samples that it finds, and `packer
+convert` packs them (`packer.sources.shards`), so both give the same keys, labels, classes and fields. Conversion calls
+it with `lenient`, which also finds samples without a flat byte range.
 
 A format is a module with one subclass of `Format`, and an entry in the registry of `packer.formats`.
 """
@@ -60,12 +60,12 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------
-# The files that shards are in: read through a sliding window, written in large gathered writes.
+# Shard files: read through a sliding window, written in large gathered writes.
 #
 # A `Window` gives the walkers of tar, TFRecord and RecordIO small pieces without a system call for each. It uses
-# `pread` rather than a memory map, so that a file that shrinks while it is walked is an error and not a SIGBUS.
+# `pread` instead of a memory map, so that truncating a file during a walk is an error and not a SIGBUS.
 #
-# A `GatherFile` copies nothing: the pieces are kept by reference until `flush`, so their memory must not change before.
+# A `GatherFile` does not copy: pieces are kept by reference until `flush`, so their memory must not change before.
 
 
 _WINDOW_BYTES = 1 << 20
@@ -76,7 +76,7 @@ _WRITE_BEHIND_BYTES = 8 << 20
 
 
 class Window:
-    """Random access to `size` bytes of a regular file. Raises FormatError for anything that is not one."""
+    """Random access to `size` bytes of a regular file. Raises FormatError for any other kind of file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -93,7 +93,7 @@ class Window:
         self.size = status.st_size
 
     def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes at `offset`; raises FormatError where the file ends before."""
+        """Exactly `length` bytes at `offset`. Raises FormatError if the file ends earlier."""
         inside = offset - self._start
         if inside < 0 or inside + length > len(self._data):
             if offset + length > self.size:
@@ -105,7 +105,7 @@ class Window:
         return self._data[inside : inside + length]
 
     def read_up_to(self, offset: int, length: int) -> bytes:
-        """`length` bytes at `offset`, or fewer where the file ends before."""
+        """`length` bytes at `offset`, or fewer at the end of the file."""
         return self.read(offset, min(length, self.size - offset)) if offset < self.size else b""
 
     def _fetch(self, offset: int, length: int) -> bytes:
@@ -149,10 +149,10 @@ class GatherFile:
         self.checksum = JoinedChecksum()
         self._pieces: list[Buffer] = []
         self._bytes = 0
-        self._announced = start  # up to here the kernel was asked to start writing
+        self._announced = start  # write-back has been requested up to here
 
     def append(self, pieces: tuple[Buffer, ...], total_bytes: int) -> None:
-        """Queue pieces of `total_bytes` altogether."""
+        """Queue pieces of `total_bytes` in total."""
         self._pieces += pieces
         self.position += total_bytes
         self._bytes += total_bytes
@@ -160,7 +160,7 @@ class GatherFile:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is queued."""
+        """Write the queue."""
         pieces = self._pieces
         if not pieces:
             return
@@ -207,9 +207,9 @@ _ARENA_BYTES = 256 << 10  # stays in the cache of a core: with 2 MiB, packing ta
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """What a writer must know about the set: the split, the fields (name -> kind), the classes, the label offset.
+    """Facts about the set for a writer: the split, the fields (name -> kind), the classes, the label offset.
 
-    shards: how many the split has, 0 where that is not known.
+    shards: number of shards of the split, 0 if unknown.
     """
 
     split: str
@@ -220,10 +220,10 @@ class ShardSpec:
 
 
 class PackedSample(NamedTuple):
-    """One sample on its way into a shard.
+    """One sample to be written to a shard.
 
-    payloads and names follow the order of the spec's fields; None is an absent field, "" a field from no file.
-    label is NO_LABEL for none. header is the image's, where there is an image.
+    payloads and names are in the order of the spec's fields; None: no such field, name "": a field without a file.
+    label: NO_LABEL if none. header: of the image, if there is one.
     """
 
     key: str
@@ -234,7 +234,7 @@ class PackedSample(NamedTuple):
 
 
 class Payloads:
-    """Offset, length and CRC32C of the payloads of a field: an entry a sample; ABSENT, 0 and 0 for none."""
+    """Offset, length and CRC32C of the payloads of a field, one entry per sample; ABSENT, 0 and 0 if it has none."""
 
     __slots__ = ("crc32c", "length", "offset")
 
@@ -280,14 +280,14 @@ class WrittenShard(NamedTuple):
 class Located(NamedTuple):
     """One sample found in a shard: ranges[field] = (offset, length) in bytes, names[field] = original file name.
 
-    class_name: of the label, where the shard says it; with NO_LABEL the shard has no number for that.
-    split: the one that the shard puts the sample in, "" where it names none.
-    left_behind: what the shard says of the sample that no field keeps.
-    fault: why the sample cannot be read, under `lenient`.
-    left_out: why what `key` names in the file is not a sample, under `lenient`.
-    pixels: (height, width) of raw pixels [height, width, 3], where the image is such.
-    place, bytes: of an image that is not one byte range, under `lenient`: what the format's PlaceReader needs to read
-    it, and its approximate size. main: the field that it is.
+    class_name: of the label, if the shard states it; with NO_LABEL the shard has no number for it.
+    split: the split that the shard assigns, "" if none.
+    left_behind: information in the shard that no field keeps.
+    fault: why the sample cannot be read, with `lenient`.
+    left_out: why the object named by `key` is not a sample, with `lenient`.
+    pixels: (height, width) if the image is raw pixels [height, width, 3].
+    place, bytes: of an image that is not one byte range, with `lenient`: the argument for the format's PlaceReader,
+    and the approximate size. main: the field of that image.
     """
 
     key: str
@@ -307,14 +307,14 @@ class Located(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LocateOptions:
-    """How to read a shard made elsewhere. None takes the format's usual names.
+    """How to read a foreign shard. None selects the format's usual names.
 
-    image_key, label_key: a tar extension (several joined by ";"), a tf.train.Example feature or an HDF5 data set.
+    image_key, label_key: a tar extension (alternatives joined by ";"), a tf.train.Example feature or an HDF5 data set.
     extra_fields: further field name -> key in the shard.
-    label_offset: is subtracted from what the shard holds.
+    label_offset: subtracted from the labels in the shard.
     check_payload: also verify the format's own checksums of the payload.
-    lenient: give samples that are damaged with their `fault`, those that are not flat with their `place`, and what
-    should hold a sample and does not with `left_out`, rather than raise or pass over it.
+    lenient: return damaged samples with their `fault`, samples without a flat range with their `place`, and objects
+    that should be samples but are not with `left_out`, instead of raising or skipping.
     """
 
     image_key: str | None = None
@@ -326,18 +326,18 @@ class LocateOptions:
 
 
 def locate_options(info: DatasetInfo) -> LocateOptions:
-    """How the shards of a set are read."""
+    """The options to read the shards of a set."""
     keys = info.adopted
     return LocateOptions(keys.image_key, keys.label_key, keys.fields, info.label_offset)
 
 
 def without_offset(stored: int, options: LocateOptions) -> int:
-    """The label that a shard stores as `stored`."""
+    """The label for the number `stored` in a shard."""
     return NO_LABEL if stored == NO_LABEL else stored - options.label_offset
 
 
 def is_field(name: str) -> bool:
-    """Whether the name that a foreign shard gives a field can be the name of one in every container."""
+    """Whether the name of a field in a foreign shard is possible in every container."""
     try:
         return FieldName(name) == name.lower()
     except BadNameError:
@@ -353,14 +353,14 @@ def shard_stem(path: Path) -> str:
 
 
 def key_by_number(path: Path, number: int) -> str:
-    """The key of a sample whose shard gives it none."""
+    """The key of a sample that has none in the shard."""
     return f"{shard_stem(path)}/{number:08d}"
 
 
 class Arena:
-    """Memory of a worker for samples, `size` bytes used from front to back, again and again; a larger sample grows it.
+    """Memory of a worker for samples, filled from front to back again and again; a larger sample grows it.
 
-    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is used again.
+    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is reused.
     """
 
     __slots__ = ("_block", "_flush", "_used")
@@ -371,7 +371,7 @@ class Arena:
         self._flush = flush
 
     def begin(self, size: int) -> None:
-        """Make room for a sample of `size` bytes, which may overwrite everything taken before."""
+        """Make room for a sample of `size` bytes, which may overwrite earlier samples."""
         if self._used + size > len(self._block):
             self._flush()
             self._used = 0
@@ -379,7 +379,7 @@ class Arena:
                 self._block = memoryview(bytearray(size))
 
     def rest(self) -> memoryview:
-        """The free part, to read into; then `take` what was read."""
+        """The free part, to read into; then `take` the bytes read."""
         return self._block[self._used :]
 
     def take(self, size: int) -> memoryview:
@@ -390,7 +390,7 @@ class Arena:
 
 
 def png_of(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """8-bit pixels [height, width] or [height, width, channels] as PNG, which is lossless."""
+    """Encode 8-bit pixels [height, width] or [height, width, channels] as PNG."""
     from PIL import Image
 
     if pixels.ndim == 3 and pixels.shape[2] == 1:
@@ -427,9 +427,9 @@ class Format(ABC):
 
     name: str
     exports: ClassVar[Mapping[str, str]] = {}
-    """The index files that other libraries read for such shards: target -> suffix."""
+    """Index files that other libraries read for shards of this format: target -> suffix."""
     unindexed: ClassVar[Mapping[str, str]] = {}
-    """Targets that read such shards without an index: target -> how."""
+    """Targets that read shards of this format without an index: target -> how."""
 
     @abstractmethod
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
@@ -444,28 +444,28 @@ class Format(ABC):
         raise FormatError(f"{self.name} shards are read, not written")
 
     def describe(self, path: Path) -> ShardSpec | None:
-        """What the file itself says about the set; None where the format or the file carries no such record."""
+        """The file's own description of the set; None if the format or the file has no such record."""
         return None
 
     def splits(self, path: Path, options: LocateOptions) -> tuple[str, ...]:
-        """The splits that a file made elsewhere names for its samples; () where it names none."""
+        """The splits that a foreign file names for its samples; () if it names none."""
         return ()
 
     def index_head(self, target: str, samples: int) -> str:
-        """The lines that precede those of the samples in an index for `target`."""
+        """The lines that precede the lines of samples in an index for `target`."""
         return ""
 
     def index_lines(self, target: str, window: Window) -> Iterator[str]:
-        """A line for each sample, of an index for one of `exports`. Raises FormatError where it cannot be written."""
+        """One line per sample of an index for one of `exports`. Raises FormatError if it cannot be written."""
         raise FormatError(f"{window.path}: {target} has no index of {self.name} shards")
 
     def open_places(self, path: Path) -> AbstractContextManager[PlaceReader]:
-        """A reader of the images that `locate` gave with a place."""
+        """A reader for the images that `locate` returned with a place."""
         raise FormatError(f"{path}: {self.name} has flat samples only")
 
 
 class WalkedFormat(Format):
-    """A format that is walked from front to back, so that a compressed file of it can be walked too."""
+    """A format that is walked from front to back, so that a compressed file can be walked, too."""
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
         with Window(path) as window:
@@ -473,4 +473,4 @@ class WalkedFormat(Format):
 
     @abstractmethod
     def walk(self, window: Window, options: LocateOptions) -> Iterator[Located]:
-        """`locate` in an open file, whose size may not be known; reads forward only."""
+        """`locate` in an open file, whose size may be unknown; reads forward only."""

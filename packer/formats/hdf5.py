@@ -1,20 +1,20 @@
-"""HDF5 shards: one contiguous 1-D uint8 data set a field, so that every sample is one flat byte range.
+"""HDF5 shards: one contiguous 1-D uint8 data set per field, so that every sample is one flat byte range.
 
     /<field>/data     uint8  [bytes]  contiguous; all samples one after the other
-    /<field>/offset   uint64 [n]      first byte in data; 2^64 - 1 where the sample lacks the field
+    /<field>/offset   uint64 [n]      first byte in data; 2^64 - 1 if the sample lacks the field
     /<field>/length   uint64 [n]
-    /<field>/name     UTF-8  [n]      original file names (fixed length, deflated); only where there are any
-    /image            uint8  [n, height, width, 3]  contiguous, in place of its group: raw pixels (kind "pixels"),
+    /<field>/name     UTF-8  [n]      original file names (fixed length, deflated); only if there are any
+    /image            uint8  [n, height, width, 3]  contiguous, instead of its group: raw pixels (kind "pixels"),
                       whose names are in /image_name
     /label            int64  [n]      label + label_offset; -1 for none
     /key              UTF-8  [n]
     root attributes   format "packer", version 1, split, fields and kinds, label_offset, classes
-                      (as the data set /classes where they do not fit an attribute)
+                      (as the data set /classes if they do not fit an attribute)
 
-Contiguous data sets cannot grow, and how many bytes a shard will hold is known only when its last sample is in. So
-the image bytes are streamed to where HDF5 will put them (the first large object of a file is at byte 4096); then
-h5py writes the same file with the right sizes and nothing in it, as a sparse skeleton, and its metadata is copied
-around the streamed bytes. Further fields are spooled to separate files and copied in. Memory stays constant.
+Contiguous data sets cannot grow, and the size of a shard's data is known only after its last sample. So the image bytes
+are streamed to the place that HDF5 will choose for them (the first large object of a file is at byte 4096); then h5py
+writes the same file with the right sizes and no content, as a sparse skeleton, and its metadata is copied around the
+streamed bytes. Further fields are spooled to separate files and copied in. Memory stays constant.
 """
 
 from __future__ import annotations
@@ -59,30 +59,30 @@ __all__ = ["FORMAT"]
 
 
 # ------------------------------------------------------------------------------
-# HDF5 files from elsewhere: no other file is opened, and no more memory is taken than the file can fill.
+# Foreign HDF5 files: no other file is opened, and no more memory is taken than the file's content can fill.
 #
-# An HDF5 file may say that a part of it is elsewhere: behind an external link, in the raw files of a data set with
-# external storage, or in the sources of a virtual data set. HDF5 opens these as soon as it is asked for a shape or a
-# value, and waits for ever where one is a named pipe. So links and creation properties, which are in the file itself,
-# are examined first, and such a file is refused. The rest of the module finds which data sets are one flat byte range,
-# and reads the small tables in their groups and the images that are not flat.
+# A part of an HDF5 file may be in another file: behind an external link, in the raw files of a data set with external
+# storage, or in the sources of a virtual data set. HDF5 opens these when a shape or a value is requested, and blocks
+# forever on a named pipe. So links and creation properties, which are in the file itself, are examined first, and such
+# a file is refused. The rest of this section finds data sets that are one flat byte range, and reads the small tables
+# in their groups and the images that are not flat.
 
 
-_MAX_RATIO = 1032  # of deflate, the best that bytes which are not all alike are packed
+_MAX_RATIO = 1032  # of deflate: the best compression of bytes that are not all equal
 _ALWAYS_FINE_BYTES = 64 << 20
 _MAX_VALUE_BYTES = 1 << 31
 
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn what h5py raises for the file at `path` into a FormatError that names it: over a damaged file that depends
-    on which byte is damaged."""
+    """Turn errors of h5py into a FormatError that names the file at `path`. For a damaged file, the type of h5py's
+    error depends on the damaged byte."""
     try:
         yield
     except PackerError:
         raise
     except MemoryError as error:
-        raise FormatError(f"{path}: needs more memory than there is; it may claim more data than it holds") from error
+        raise FormatError(f"{path}: needs more memory than there is; it may claim more data than it has") from error
     except Exception as error:
         raise FormatError(
             f"{path}: HDF5 cannot read it, damaged or truncated: {error or type(error).__name__}"
@@ -90,9 +90,9 @@ def translated(path: Path) -> Iterator[None]:
 
 
 def refuse_other_files(file: Any, path: Path) -> list[str]:
-    """Raise NotFlatError where a part of an open file is in another file, which is not opened.
+    """Raise NotFlatError if a part of an open file is in another file, which is not opened.
 
-    Returns the names of soft links that lead nowhere; one that leads back to itself is an error.
+    Returns the names of dangling soft links; a circular link is an error.
     """
     soft, external, strange = [], [], []
 
@@ -104,17 +104,17 @@ def refuse_other_files(file: Any, path: Path) -> list[str]:
         elif info.type != h5py.h5l.TYPE_HARD:
             strange.append(as_text(name))
 
-    # Nothing may be raised, nor asked, while HDF5 itself is walking.
+    # HDF5 must not be called, and no exception raised, during its own walk.
     file.id.links.visit(see_link, info=True)
     if external:
         other, inside = map(as_text, file.id.links.get_val(external[0]))
         raise NotFlatError(
-            f"{path}: /{as_text(external[0])} is a link into another file, {other!r} ({inside}); only what is "
-            f"in the file itself is read: name that file instead, or put all into one file with  "
+            f"{path}: /{as_text(external[0])} is a link to another file, {other!r} ({inside}); only the content of "
+            f"the file itself is read: name that file instead, or merge all into one file with  "
             f"h5repack --merge {quoted(path)} NEW.h5"
         )
     if strange:
-        raise NotFlatError(f"{path}: /{strange[0]} is a link of a kind that only other programs know")
+        raise NotFlatError(f"{path}: /{strange[0]} is a link of an unknown kind")
     found = file.visititems(lambda _, item: _elsewhere(item, path) if isinstance(item, h5py.Dataset) else None)
     if found:
         raise NotFlatError(found)
@@ -129,7 +129,7 @@ def _leads_nowhere(file: Any, name: str, path: Path) -> bool:
 
 
 def _elsewhere(data: Any, path: Path) -> str | None:
-    """What to say of a data set whose bytes are in other files. Its shape is not asked for."""
+    """The error for a data set whose bytes are in other files, or None. Its shape is not requested."""
     properties = data.id.get_create_plist()
     if properties.get_layout() == h5py.h5d.VIRTUAL:
         where = "is a virtual data set, whose bytes are in other files"
@@ -138,15 +138,15 @@ def _elsewhere(data: Any, path: Path) -> str | None:
     else:
         return None
     return (
-        f"{path}: {data.name} {where}; only what is in the file itself is read: put all into one file with  "
+        f"{path}: {data.name} {where}; only the content of the file itself is read: put all into one file with  "
         f"h5repack -l CONTI {quoted(path)} NEW.h5"
     )
 
 
 def check_claim(data: Any, path: Path, count: int = 1) -> None:
-    """Raise FormatError where the values of a data set (or 1 of `count`) are larger than what is stored can be.
+    """Raise FormatError if the values of a data set (or 1 of `count`) are larger than the stored bytes allow.
 
-    A data set may claim any size; what was never written is read as zeros, and takes memory as if it had been.
+    A data set may claim any size; unwritten parts are read as zeros, and take as much memory as written ones.
     """
     size = data.size * data.dtype.itemsize
     stored = data.id.get_storage_size()
@@ -161,13 +161,13 @@ def check_claim(data: Any, path: Path, count: int = 1) -> None:
 
 
 def read_table(data: Any, path: Path) -> npt.NDArray[Any]:
-    """All values of a small data set: numbers or strings."""
+    """All values of a small data set of numbers or strings."""
     check_claim(data, path)
     return np.asarray(data[:])
 
 
 def as_text(value: Any) -> str:
-    """An HDF5 string, which h5py gives as bytes or str."""
+    """An HDF5 string as str; h5py returns bytes or str."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
@@ -187,7 +187,7 @@ def flat_start(data: Any, path: Path, dimensions: int = 1) -> int:
     if offset is None:
         if data.size == 0:
             return 0
-        raise NotFlatError(not_flat(data, path, "has no storage of its own (compact, or never written)"))
+        raise NotFlatError(not_flat(data, path, "has no contiguous storage (compact, or never written)"))
     return int(offset)
 
 
@@ -196,7 +196,7 @@ def not_flat(data: Any, path: Path, why: str) -> str:
 
 
 def read_column(data: Any, n: int, path: Path) -> npt.NDArray[Any]:
-    """A one-dimensional data set of n numbers; FormatError for another shape."""
+    """A one-dimensional data set of n numbers. Raises FormatError for another shape."""
     if data.shape != (n,):
         raise FormatError(f"{path}: {data.name} has shape {data.shape}, expected ({n},)")
     return np.asarray(data[:])
@@ -245,20 +245,21 @@ class Hdf5Places:
 
 
 # ------------------------------------------------------------------------------
-# HDF5 files made elsewhere: how they store images, labels and names.
+# Foreign HDF5 files: their layouts of images, labels and names.
 #
 #     ranges        1-D uint8 with all encoded images; in its group "offsets" (n + 1, or n), and for n offsets "lengths"
-#     elements      1-D variable-length uint8, an encoded image each
+#     elements      1-D variable-length uint8, one encoded image each
 #     pixels        uint8 [n, H, W], [n, H, W, C] or [n, C, H, W] with C of 1, 3 or 4: raw pixels
 #     arrays        any other numbers [n, …]: samples without an image, whose main field is `array`
-#     items         a data set for each image: 1-D uint8 or an opaque scalar with an encoded one, or pixels [H, W, C]
+#     items         a data set per image: 1-D uint8 or an opaque scalar with an encoded image, or pixels [H, W, C]
 #
-# `ranges` and `items` are flat where they are contiguous and unfiltered; everything else has a place, which
-# `PlaceReader` reads, and raw pixels become PNG. The data set of all images is named by `image_key`, or has one of
-# IMAGE_NAMES, or is the only one of a fitting type. Top-level groups that are called like splits are the splits.
+# `ranges` and `items` are flat if they are contiguous and unfiltered; all others have a place, which `PlaceReader`
+# reads, and raw pixels become PNG. The data set of all images is named by `image_key`, or has one of IMAGE_NAMES, or is
+# the only one of a fitting type. Top-level groups named like splits are the splits.
 #
-# Labels: a data set of n whole numbers in the group of the images, or in its parent. Of items: their attribute "label",
-# or such a data set for the items in the order of their names (by number where all names are numbers), or else their
+# Labels: a data set of n whole numbers in the group of the images, or in its parent. For items: their attribute
+# "label", or such a data set for the items in the order of their names (by number if all names are numbers), or else
+# their groups, like the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
 # groups, as if these were the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
 
 
@@ -276,7 +277,7 @@ _TABLES = (*LABEL_NAMES, *OFFSET_NAMES, *LENGTH_NAMES)
 
 
 def locate_foreign(file: Any, path: Path, options: LocateOptions, unused: list[tuple[str, str]]) -> Iterator[Located]:
-    """The samples of an open file; those of its items that the tree leaves out are appended to `unused`."""
+    """The samples of an open file; items that the tree leaves out are appended to `unused`."""
     groups = _split_groups(file, path, options)
     for name, group in groups.items():
         yield from _together(_images_in(group, path, options), group, path, options, name)
@@ -290,7 +291,7 @@ def locate_foreign(file: Any, path: Path, options: LocateOptions, unused: list[t
 
 
 def splits_of(file: Any, path: Path, options: LocateOptions) -> tuple[str, ...]:
-    """The splits that a file names, by groups of all their images, or at the top of the names of items."""
+    """The splits of a file, from groups with all their images, or from the first components of item names."""
     groups = _split_groups(file, path, options)
     if groups:
         return tuple(groups)
@@ -302,7 +303,7 @@ def splits_of(file: Any, path: Path, options: LocateOptions) -> tuple[str, ...]:
 
 
 def _split_groups(file: Any, path: Path, options: LocateOptions) -> dict[str, Any]:
-    """Groups called like splits with a data set of all their images."""
+    """Groups named like splits that have a data set of all their images."""
     found = {name: file[name] for name in SPLIT_NAMES if isinstance(file.get(name), h5py.Group)}
     if options.image_key is not None:
         return {name: group for name, group in found.items() if options.image_key in group}
@@ -310,7 +311,7 @@ def _split_groups(file: Any, path: Path, options: LocateOptions) -> dict[str, An
 
 
 def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
-    """The data set of all images in a group, None where every image has its own, or the group named for these."""
+    """The data set of all images in a group; None if every image has a data set; or the group named for these."""
     if options.image_key:
         found = group.get(options.image_key)
         if found is None:
@@ -320,7 +321,7 @@ def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
     found = next((item for item in named if isinstance(item, h5py.Dataset)), None)
     if found is not None:
         return found
-    members = (group.get(name) for name in group)  # None for a link that leads nowhere
+    members = (group.get(name) for name in group)  # None for a dangling link
     fitting = [item for item in members if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
     if not fitting:
         arrays = [item for name in group if isinstance(item := group.get(name), h5py.Dataset) and _layout(item)]
@@ -333,7 +334,7 @@ def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
 
 
 def _layout(data: Any) -> str:
-    """The layout of a data set by its type and shape; "" for one that holds no images."""
+    """The layout of a data set by its type and shape; "" if it cannot contain images."""
     shape = data.shape
     if shape is None:
         return ""
@@ -355,7 +356,7 @@ def _together(images: Any, group: Any, path: Path, options: LocateOptions, split
     layout, name = _layout(images), str(images.name)
     if not layout or (layout == "arrays" and "image" in name and not options.image_key):
         raise FormatError(
-            f"{path}: {name} holds {images.dtype} of shape {images.shape}; expected encoded images (1-D uint8 with a "
+            f"{path}: {name} has {images.dtype} of shape {images.shape}; expected encoded images (1-D uint8 with a "
             f"table of offsets, or variable-length uint8) or 8-bit pixels [n, height, width, channels]; "
             f"image_key='KEY' packs other numbers as arrays"
         )
@@ -376,7 +377,7 @@ def _together(images: Any, group: Any, path: Path, options: LocateOptions, split
 
 
 def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None, list[tuple[int, ...]], list[int]]:
-    """First byte of the data in the file (None: it is not flat), [start, stop) of every image in it, and its bytes."""
+    """First byte of the data in the file (None: not flat), [start, stop) of every image in it, and its bytes."""
     start = None
     try:
         start = flat_start(images, path)
@@ -404,7 +405,7 @@ def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None
 
 
 def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, list[tuple[int, ...]], list[int]]:
-    """The same of images that are elements of their data set."""
+    """The same as `_ranges`, for images that are elements of their data set."""
     n, stored = images.shape[0], images.id.get_storage_size()
     if not options.lenient:
         raise NotFlatError(not_flat(images, path, f"holds {_kind(images)}"))
@@ -413,7 +414,7 @@ def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, li
             f"{path}: {images.name} claims {n:,} images, but {stored:,} bytes are stored: damaged, or never written"
         )
     check_claim(images, path, n)
-    # What an element has is known only when it is read: take a fair share of the file.
+    # The size of an element is known only when it is read, so assume an equal share of the file.
     share = path.stat().st_size // max(1, n)
     if images.ndim > 1:
         share = prod(images.shape[1:]) * images.dtype.itemsize
@@ -427,7 +428,7 @@ def _table_near(images: Any, names: tuple[str, ...]) -> Any:
 
 
 def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list[int]:
-    """n labels, of the named data set, or one in the group of the images, or one in `group`; else NO_LABEL."""
+    """n labels, from the named data set, or one next to the images, or one in `group`; else NO_LABEL."""
     file, path = images.file, Path(images.file.filename)
     if options.label_key:
         table = group.get(options.label_key)
@@ -446,12 +447,12 @@ def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list
         )
     labels = [without_offset(value, options) for value in read_table(table, path).tolist()]
     if max(labels, default=0) >= 1 << 63:
-        raise FormatError(f"{path}: {table.name} holds the label {max(labels)}, which is not an int64")
+        raise FormatError(f"{path}: {table.name} has the label {max(labels)}, which is not an int64")
     return labels
 
 
 def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
-    """Keys and file names of n samples, from the file where it has distinct ones."""
+    """Keys and file names of n samples, from the file if it has distinct ones."""
     table = _table_near(images, KEY_NAMES)
     if table is not None and table.shape == (n,) and h5py.check_string_dtype(table.dtype) is not None:
         check_claim(table, path)
@@ -461,7 +462,7 @@ def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
     return [key_by_number(path, i) for i in range(n)], [""] * n
 
 
-# --- a data set for each image ---
+# --- one data set per image ---
 def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[str, str]]) -> Iterator[Located]:
     items = _items_in(group)
     if not items:
@@ -490,8 +491,8 @@ def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[st
 
 
 def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Located:
-    """The sample with where its image is."""
-    size = int(item.nbytes)  # h5py 3.8 gives a number of NumPy
+    """The sample with the location of its image."""
+    size = int(item.nbytes)  # h5py 3.8 returns a NumPy number
     try:
         return sample._replace(ranges={"image": (flat_start(item, path), size)}, bytes=size)
     except NotFlatError:
@@ -502,7 +503,7 @@ def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Loc
 
 
 def _items_in(group: Any) -> list[Any]:
-    """Every data set below a group that holds one image, in the order of their names."""
+    """All data sets below a group with one image each, in the order of their names."""
     found: list[Any] = []
 
     def visit(name: str, item: Any) -> None:
@@ -531,9 +532,9 @@ def _by_number(item: Any) -> tuple[str, int]:
 
 
 def _tree_names(group: Any, items: Sequence[Any]) -> tuple[list[str], bool]:
-    """The names of items below their group, without a folder around all of a tree, and whether folders are classes.
+    """The names of items below their group, without an enclosing folder, and whether folders are classes.
 
-    One folder with nothing but images in it is not a class: it stays in the names.
+    A single folder that contains only images is not a class: it stays in the names.
     """
     start = len(str(group.name).rstrip("/")) + 1
     names = [str(item.name)[start:] for item in items]
@@ -546,7 +547,7 @@ def _tree_names(group: Any, items: Sequence[Any]) -> tuple[list[str], bool]:
 
 
 def _item_labels(items: Sequence[Any], group: Any, path: Path, options: LocateOptions) -> Sequence[int] | None:
-    """Labels by item, from attributes or from a data set of them; None where the file has neither."""
+    """Labels by item, from attributes or from a data set; None if the file has neither."""
     attribute = options.label_key or "label"
     found = [item.attrs.get(attribute) for item in items]
     if any(value is not None for value in found):
@@ -581,8 +582,8 @@ def _kind(data: Any) -> str:
     return f"an array of {data.dtype} with shape {data.shape}"
 
 
-_DATA_START = 4096  # of the first data set, by the alignment we ask for; checked on every shard
-_SMALL_BYTES = _DATA_START  # smaller data sets are not aligned: h5py writes them itself
+_DATA_START = 4096  # of the first data set, with the alignment that we request; checked on every shard
+_SMALL_BYTES = _DATA_START  # smaller data sets are not aligned, so h5py writes them
 _COPY_BYTES = 8 << 20
 _CHUNK_CACHE_BYTES = 64 << 20
 _BLOCK_TEXTS = 4096
@@ -634,7 +635,7 @@ class Hdf5Writer:
         main = self._fields[0][1]
         try:
             starts = self._write_skeleton()
-        except RuntimeError as error:  # a system error of a file that HDF5 closes, as on a full disk
+        except RuntimeError as error:  # a system error while HDF5 closes a file, for example on a full disk
             found = re.search(r"errno = (\d+)", str(error))
             if found is None:
                 raise
@@ -656,7 +657,7 @@ class Hdf5Writer:
         self._skeleton.unlink(missing_ok=True)
 
     def _write_skeleton(self) -> dict[str, int]:
-        """The file without the payloads of large fields; returns where each field's data starts (0: it is empty)."""
+        """Write the file without the payloads of large fields; returns where each field's data start (0: empty)."""
         self._skeleton.unlink(missing_ok=True)
         starts = {}
         with _create(self._skeleton) as file:
@@ -737,12 +738,12 @@ def _create(path: Path) -> Any:
     access.set_fclose_degree(h5py.h5f.CLOSE_STRONG)
     access.set_libver_bounds(h5py.h5f.LIBVER_V18, h5py.h5f.LIBVER_LATEST)
     creation = h5py.h5p.create(h5py.h5p.FILE_CREATE)
-    creation.set_obj_track_times(False)  # of the root group: the same samples give the same bytes, today or tomorrow
+    creation.set_obj_track_times(False)  # of the root group, so that equal samples give equal bytes at any time
     return h5py.File(h5py.h5f.create(os.fsencode(path), h5py.h5f.ACC_EXCL, creation, access))
 
 
 def _group(file: Any, name: str) -> Any:
-    """A group without times; create_group of h5py before 3.15 writes them."""
+    """A group without timestamps; create_group of h5py before 3.15 writes them."""
     creation, link = h5py.h5p.create(h5py.h5p.GROUP_CREATE), h5py.h5p.create(h5py.h5p.LINK_CREATE)
     creation.set_obj_track_times(False)
     link.set_char_encoding(h5py.h5t.CSET_ASCII if name.isascii() else h5py.h5t.CSET_UTF8)
@@ -760,8 +761,8 @@ def _contiguous(group: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def _fixed(text: str) -> npt.NDArray[Any]:
-    """A string of fixed length. Those of variable length lie in a global heap, and one flipped bit in its object
-    sizes makes the HDF5 library loop for ever, so that `verify` would hang instead of naming the damage."""
+    """A string of fixed length. Variable-length strings are stored in a global heap, where one flipped bit in an object
+    size makes the HDF5 library loop forever, so that `verify` would hang instead of reporting the damage."""
     encoded = text.encode()
     return np.array(encoded, h5py.string_dtype("utf-8", len(encoded) or 1))
 
@@ -782,11 +783,11 @@ def _write_strings(group: Any, name: str, texts: NamesBuilder) -> None:
 
 
 def _copy(source: int, source_offset: int, target: int, target_offset: int, length: int, crc: int) -> int:
-    """Copy bytes between descriptors and carry the CRC32C on."""
+    """Copy bytes between descriptors, and continue the CRC32C."""
     while length > 0:
         block = pread(source, min(length, _COPY_BYTES), source_offset)
         if not block:
-            raise FormatError("a temporary file of this conversion shrank while it was read")
+            raise FormatError("a temporary file of this conversion shrank while it was being read")
         crc = crc32c(block, crc)
         done = 0
         while done < len(block):
@@ -836,7 +837,7 @@ class Hdf5Format(Format):
 
 
 def _open(path: Path, cache_bytes: int | None = None) -> Any:
-    if not path.is_file():  # HDF5 would wait for ever at the end of a named pipe
+    if not path.is_file():  # HDF5 would block forever on a named pipe
         raise FormatError(f"{path}: cannot be opened: missing, or not a regular file")
     try:
         return h5py.File(path, "r", locking=False, rdcc_nbytes=cache_bytes)

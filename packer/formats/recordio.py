@@ -1,18 +1,18 @@
-"""MXNet RecordIO: shards that im2rec and `mxnet.recordio` wrote, `x.rec` with the positions of its records in `x.idx`.
+"""MXNet RecordIO: shards of im2rec and `mxnet.recordio`, `x.rec` with the positions of its records in `x.idx`.
 
     record   u32le 0xced7230a · u32le cflag << 29 | length · data · zeros up to 4 bytes       (dmlc/recordio.h)
-    cflag    0: whole; 1, 2, 3: the first, a middle and the last part of one whose data has the magic number in it
+    cflag    0: whole; 1, 2, 3: the first, a middle and the last part of a record whose data contain the magic number
     data     u32le flag · f32le label · u64le id · u64le id2 · flag × f32le labels · image    (mxnet.recordio.IRHeader)
-    x.idx    a line a record: its number, a tab, the byte it begins at
+    x.idx    one line per record: its number, a tab, the position of its first byte
 
 The key of a sample is the number of its record. A record in parts has no flat byte range, since the magic number was
-taken out of its data; it can be converted. The .idx is not needed; one that differs from the .rec is an error.
+removed from its data; it can be converted. The .idx is not needed, but one that differs from the .rec is an error.
 
-Sets of InsightFace have records without images. The one with number 0 tells them from others (its face2rec2.py):
+Sets of InsightFace have records without images. They are recognised by record 0 (its face2rec2.py):
 
-    0            labels: the number of the first record behind the images · that behind the last record
-    1 … n        an image with one label, or several of which the first is its identity
-    n + 1 …      an identity; labels: the numbers of its first image and of the one behind its last
+    0            labels: the number of the first record after the images · the number after the last record
+    1 … n        an image with one label, or several, the first of which is its identity
+    n + 1 …      an identity; labels: the number of its first image, and the number after its last
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["FORMAT", "RecordIOFormat"]
 _FRAME, _HEADER, _LABEL, _INSIGHTFACE_HEAD = Struct("<II"), Struct("<IfQQ"), Struct("<f"), Struct("<IfQQff")
 _MAGIC = 0xCED7230A
 _LENGTH_BITS = 29
-_MAX_LABEL = 1 << 24  # beyond it a float32 does not hold every whole number
+_MAX_LABEL = 1 << 24  # above it a float32 cannot represent every whole number
 _MAX_HEADER_BYTES = _HEADER.size + _LABEL.size
 _MAX_INDEX_BYTES = 1 << 32
 
@@ -65,7 +65,7 @@ class RecordIOFormat(WalkedFormat):
             else:
                 raise NotFlatError(
                     f"{window.path}: the record at byte {position} is in {len(parts)} parts, since its data has the "
-                    f"magic number in it, so it is not one byte range; run  packer convert {quoted(window.path)} "
+                    f"magic number in them, so it is not one byte range; run  packer convert {quoted(window.path)} "
                     f"--to tfrecord|tar|hdf5"
                 )
             where = f"{window.path}: the record at byte {position}"
@@ -80,12 +80,12 @@ class RecordIOFormat(WalkedFormat):
             number, position = number + 1, _end(parts)
         if known is not None and len(known) != number:
             raise FormatError(
-                f"{window.path}: {window.path.with_suffix('.idx').name} names {len(known)} records, the file holds "
+                f"{window.path}: {window.path.with_suffix('.idx').name} names {len(known)} records, the file has "
                 f"{number}: truncated, or of another file"
             )
         if images is not None and images != found and images < _MAX_LABEL:
             raise FormatError(
-                f"{window.path}: record 0 tells of {images} images, the file holds {found}: truncated, or damaged"
+                f"{window.path}: record 0 announces {images} images, the file has {found}: truncated, or damaged"
             )
 
     @contextmanager
@@ -95,7 +95,7 @@ class RecordIOFormat(WalkedFormat):
 
 
 class _PartsReader:
-    """Reads records that are in parts; a place is the byte a record begins at, and how long its header is."""
+    """Reads records in parts; a place is the first byte of a record, and the length of its header."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -123,13 +123,13 @@ def _parts(window: Window, position: int) -> list[tuple[int, int]]:
 
 
 def _end(parts: list[tuple[int, int]]) -> int:
-    """Where the next record begins."""
+    """The position of the next record."""
     start, length = parts[-1]
     return start + length + -length % 4
 
 
 def _joined(window: Window, parts: list[tuple[int, int]]) -> bytes:
-    """The data of a record in parts: between two of them, the magic number was taken out."""
+    """The data of a record in parts, with the removed magic numbers restored between them."""
     return _MAGIC.to_bytes(4, "little").join(window.read(start, length) for start, length in parts)
 
 
@@ -153,7 +153,7 @@ def _frame(window: Window, position: int) -> tuple[int, int, int]:
 
 
 def _insightface_images(window: Window, known: dict[int, int] | None) -> int | None:
-    """How many images record 0 tells of, if this is a set of InsightFace. Without an .idx that is the first record."""
+    """The number of images stated by record 0 of an InsightFace set. Without an .idx that is the first record."""
     position = 0 if known is None else next((place for place, number in known.items() if number == 0), None)
     if position is None or not window.read_up_to(position, 1):
         return None
@@ -190,7 +190,7 @@ def _header(data: bytes, size: int, where: str, *, is_insightface: bool) -> tupl
 
 
 def _positions(records: Window) -> dict[int, int] | None:
-    """The numbers of the records by where they begin, according to the .idx of a .rec; None without an .idx."""
+    """The numbers of the records by position, from the .idx of a .rec; None without an .idx."""
     index = records.path.with_suffix(".idx")
     if not index.is_file():
         return None

@@ -1,16 +1,16 @@
 """Tar shards in the WebDataset convention: adjacent members `stem.ext`, one group per sample, extensions sorted.
 
-    stem.__name__   only where needed: {"key": …, "names": {field: file name}} as JSON; WebDataset shows it as text
+    stem.__name__   only if needed: {"key": …, "names": {field: file name}} as JSON; WebDataset shows it as text
     stem.cls        the label + label_offset, ASCII
-    stem.jpg        the image, by what it is (jpg, png, webp, gif, bmp, tif)
+    stem.jpg        the image, named by its codec (jpg, png, webp, gif, bmp, tif)
     stem.json       the `json` field
     stem.mask.png   further fields: their name, and the suffix of the file they came from
 
-WebDataset splits a name at the first dot of its last component, so a stem must have no dot there; blanks would
-break DALI's index, and names over 100 bytes need header extensions that several readers lack. Such a key gets a
-separate stem (percent-escaped, or its BLAKE2b hash) and a `__name__` member with the real one. A file whose
-name is not `key.ext` (say "x.JPEG") gets a `__name__` member too, so the original tree can always be rebuilt. Behind
-the end of the archive is a record of the set that the shard belongs to: see `packer.formats.tar`.
+WebDataset splits a name at the first dot of its last component, so a stem must not contain a dot there; blanks would
+break DALI's index, and names over 100 bytes need header extensions that some readers lack. Such a key gets a separate
+stem (percent-escaped, or its BLAKE2b hash) and a `__name__` member with the original key. A file whose name is not
+`key.ext` (for example "x.JPEG") gets a `__name__` member, too, so the original tree can always be restored. After the
+end of the archive there is a record of the set that the shard belongs to; see below.
 """
 
 from __future__ import annotations
@@ -60,23 +60,23 @@ __all__ = [
 ]
 
 
-# USTAR member headers: those of packer are built here, and those of any tar program are read.
+# USTAR member headers: this code builds those of packer, and reads those of any tar program.
 #
 # A header is 512 bytes (POSIX.1-1988, pax(1) "ustar Interchange Format"):
 #
 #     0 name[100] · 100 mode[8] · 108 uid[8] · 116 gid[8] · 124 size[12] · 136 mtime[12] · 148 checksum[8] ·
 #     156 typeflag · 157 linkname[100] · 257 magic "ustar\0" "00" · 265 uname[32] · 297 gname[32] · 345 prefix[155]
 #
-# Numbers are octal text; sizes of 8 GiB and more come as GNU base-256. The checksum is the sum of all bytes with its
-# own field taken as blanks. Data follows, padded to 512. Two blocks of zeros end the archive. Another archive may
-# follow them, as where several were joined by `cat`; programs differ in whether they read it (GNU tar with
-# --ignore-zeros), and here it is read.
+# Numbers are octal text; sizes of 8 GiB and more are GNU base-256. The checksum is the sum of all bytes, with its own
+# field counted as blanks. Data follow, padded to 512. Two blocks of zeros end the archive. Another archive may follow
+# them if several were joined by `cat`; programs differ in whether they read it (GNU tar with --ignore-zeros); here it
+# is read.
 
 
 BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_SIZE_BYTES = 8**11 - 1
-RECORD_NAME = b"__packer__"  # of what `packer.formats.tar` writes behind the end
+RECORD_NAME = b"__packer__"  # of the record after the end of the archive
 _RECORD_BYTES = 20 * BLOCK_BYTES
 _MAX_META_BYTES = 1 << 20
 _MAX_GAP_BYTES = 16 << 20  # of zeros between archives
@@ -89,7 +89,7 @@ _CONSTANT_SUM = sum(_HEAD) + sum(_MTIME) + 8 * ord(" ") + sum(_TAIL)
 
 
 class Member(NamedTuple):
-    """A member found by `walk`: its name, type flag, where its data starts and how long it is."""
+    """A member found by `walk`: its name, type flag, start of its data, and length."""
 
     name: str
     type: str
@@ -107,16 +107,16 @@ def member_header(name: bytes, size: int) -> bytes:
 
 
 def end_of_archive(position: int) -> bytes:
-    """The zeros that end an archive of `position` bytes: two blocks, then up to a full record of 20."""
+    """The zeros that end an archive of `position` bytes: two blocks, then padding to a full record of 20 blocks."""
     return bytes(2 * BLOCK_BYTES + -(position + 2 * BLOCK_BYTES) % _RECORD_BYTES)
 
 
 def walk(window: Window, strays: list[int] | None = None) -> Iterator[Member]:
     """Every member in file order, also of archives that follow, with GNU long names and PAX paths and sizes applied.
 
-    strays: gets the byte behind the end at which something is that is no archive.
+    strays: gets the position of data after the end that are not an archive.
 
-    Raises FormatError for a wrong checksum, a size that runs past the end, a sparse member or a missing end.
+    Raises FormatError for a wrong checksum, a size that extends past the end, a sparse member or a missing end.
     """
     position, long_name, long_link = 0, "", ""
     pax: dict[str, str] = {}
@@ -161,9 +161,9 @@ def walk(window: Window, strays: list[int] | None = None) -> Iterator[Member]:
 
 
 def _after_end(window: Window, position: int) -> tuple[int, bool]:
-    """Where something follows the zeros at `position`, and the record of a set, and whether it is a header.
+    """The position of data after the zeros at `position`, except the record of a set, and whether they are a header.
 
-    -1 where nothing does.
+    -1 if there are none.
     """
     stop = position + _MAX_GAP_BYTES
     while position < stop and len(block := window.read_up_to(position, BLOCK_BYTES)) == BLOCK_BYTES:
@@ -179,7 +179,7 @@ def _after_end(window: Window, position: int) -> tuple[int, bool]:
 
 
 def header_sum(block: bytes) -> int:
-    """The checksum of a header: the sum of its bytes, with its own field taken as blanks."""
+    """The checksum of a header: the sum of its bytes, with its own field counted as blanks."""
     return sum(block) - sum(block[148:156]) + 8 * ord(" ")
 
 
@@ -197,7 +197,7 @@ def _number(field: bytes, path: Path, position: int) -> int:
             raise FormatError(f"{path}: impossible number in the header at byte {position}")
         return value
     text = field.strip(b" \0")
-    if text.strip(b"01234567"):  # int() would take signs too, and a negative size leads backwards
+    if text.strip(b"01234567"):  # int() would accept signs, too, and a negative size leads backwards
         raise FormatError(f"{path}: {text!r} is not an octal number in the header at byte {position}")
     return int(text, 8) if text else 0
 
@@ -240,13 +240,13 @@ def _text(field: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------
-# What a tar shard says of its set, behind the end of the archive, where no reader of samples looks.
+# The record of a set in a tar shard, after the end of the archive, where readers of samples do not look.
 #
 #     … members · two blocks of zeros · header of "__packer__" · the record · zeros up to a full tar record
 #
 # Tar programs stop at the zeros. The record has two lines: a JSON object with split, fields, classes, label_offset and
-# shards (how many the split has); and {"crc32c": "0a1b2c3d", "position": 12345}, the CRC32C of the first and the byte
-# at which the header is, so that a shard which has another shard as a member is not taken for that one.
+# shards (the number of shards of the split); and {"crc32c": "0a1b2c3d", "position": 12345}, the CRC32C of the first
+# line and the position of the header, so that a shard with another shard as a member is not mistaken for that one.
 
 
 _TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
@@ -271,7 +271,7 @@ def end_with_record(position: int, spec: ShardSpec) -> bytes:
 
 
 def read_record(path: Path) -> ShardSpec | None:
-    """The record of its set in a shard; None without one. Raises FormatError where it is damaged."""
+    """The record of its set in a shard; None without one. Raises FormatError if it is damaged."""
     with Window(path) as window:
         tail_start = max(0, window.size - _TAIL_BYTES)
         tail = window.read(tail_start, window.size - tail_start).rstrip(b"\0")
@@ -291,7 +291,7 @@ def read_record(path: Path) -> ShardSpec | None:
         return _spec(json.loads(first))
     except (BadNameError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise FormatError(
-            f"{path}: what it says of its set at byte {start} is damaged: {error}; restore the shard, or adopt it "
+            f"{path}: its record of the set at byte {start} is damaged: {error}; restore the shard, or adopt it "
             f"without that by naming the image:  image_key='jpg'"
         ) from error
 
@@ -321,7 +321,7 @@ _LONGEST_EXTENSION_BYTES = 24
 
 
 def member_stem(key: str) -> str:
-    """The member name, without extension, for a key; equal to it for nearly all, distinct for distinct keys."""
+    """The member name, without extension, for a key; equal to it for nearly all keys, distinct for distinct keys."""
     plain = _PLAIN.fullmatch(key) and "__" not in key and key[0] != "~" and key[-1] != "/"
     if plain and len(key) <= MAX_NAME_BYTES - _LONGEST_EXTENSION_BYTES:
         return key
@@ -369,7 +369,7 @@ class TarWriter:
             if kind != "json" and sample.names[number] != f"{sample.key}.{extension}":
                 derived = False
             elif kind == "file" and extension.endswith(".json"):
-                derived = False  # a reader would take it for a json field, which comes from no file
+                derived = False  # readers would take the member for a json field, which has no file
         if sample.label != NO_LABEL:
             members.append((_LABEL_SUFFIX, -1, b"%d" % (sample.label + self._spec.label_offset)))
         if not derived or not members:
@@ -381,7 +381,7 @@ class TarWriter:
         crc, start = self._crc, self._file.position
         position = start
         pieces: list[Buffer] = []
-        small = b""  # headers, padding and members of our own making, up to the next payload
+        small = b""  # headers, padding and packer's own members, up to the next payload
         for extension, number, payload in members:
             size = len(payload)
             small += member_header(stem + extension, size)
@@ -477,7 +477,7 @@ class TarFormat(WalkedFormat):
         return f"{_INDEX_VERSION[target]} {samples}\n"
 
     def index_lines(self, target: str, window: Window) -> Iterator[str]:
-        """<extension> <offset> <bytes> <name> of each member; blanks separate these, so no name may hold one."""
+        """<extension> <offset> <bytes> <name> of each member; blanks separate these, so no name may contain one."""
         stem, parts = "", list[str]()
         for member, member_stem, extension in sample_members(window):
             if any(character.isspace() for character in member.name):
@@ -495,9 +495,9 @@ class TarFormat(WalkedFormat):
 
 
 def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
-    """(member, stem, extension in lower case) of all that WebDataset sees in a shard, in file order.
+    """(member, stem, extension in lower case) of all members that WebDataset sees in a shard, in file order.
 
-    Raises FormatError for links, and for names that its readers would drop or cannot hold.
+    Raises FormatError for links, and for names that its readers would drop or cannot represent.
     """
     for member in walk(window):
         if member.type == "5" or _SKIPPED.match(member.name):
@@ -521,7 +521,7 @@ def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
 
 
 class _Group:
-    """The members of one sample. Labels and names are read in passing, since a stream cannot be rewound."""
+    """The members of one sample. Labels and names are read immediately, since a stream cannot be rewound."""
 
     def __init__(self, stem: str, window: Window, options: LocateOptions) -> None:
         self.stem, self.members = stem, dict[str, Member]()
@@ -567,7 +567,7 @@ def _field_of(extension: str, options: LocateOptions) -> str:
 
 
 def _is_utf8(text: str) -> bool:
-    return text.isascii() or text.encode(errors="replace").decode() == text  # not so with a lone surrogate
+    return text.isascii() or text.encode(errors="replace").decode() == text  # false with a lone surrogate
 
 
 def _label(window: Window, member: Member) -> int:

@@ -3,20 +3,19 @@
     record   u64le length · u32le mcrc(length bytes) · data · u32le mcrc(data)
     mcrc     ((crc >> 15 | crc << 17) + 0xa282ead8) mod 2^32, crc = CRC32C       (tensorflow/core/lib/io/record_writer)
 
-    image/encoded                 the image as it is
+    image/encoded                 the image, unchanged
     image/format                  "JPEG", "PNG", …
     image/height, /width, /channels, image/colorspace   of the image as stored
     image/filename                the original file name within the split's folder
     image/class/label             label + label_offset; with /synset and /text the class name; absent without a label
-    image/key                     only where the key is not the file name without its last suffix
+    image/key                     only if the key is not the file name without its last suffix
     <field>/encoded, /filename    further fields;  json: the `json` field
 
-The image comes last in a record, behind a short head that a walker reads at once.
+The image is the last feature of a record, after a short head that a walker reads at once.
 
-Of records made elsewhere, the image is the first of IMAGE_FEATURES, the label the first of LABEL_FEATURES, the name the
-first of NAME_FEATURES and the class the first of CLASS_FEATURES that a record has, unless options name others. A label
-of text is the name of its class.
-<field>/encoded is a field where its name can be that of one; the rest is left behind.
+In foreign records, the image is the first of IMAGE_FEATURES, the label the first of LABEL_FEATURES, the name the first
+of NAME_FEATURES and the class the first of CLASS_FEATURES that a record has, unless options name others. A text label
+is the name of its class. <field>/encoded is a field if its name is a valid field name; all other features are ignored.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ __all__ = [
 ]
 
 
-# TFRecord in bytes: the checksums of records, and the `tf.train.Example` in one, built and walked without copying.
+# TFRecord bytes: the checksums of records, and the `tf.train.Example` in them, built and walked without copying.
 #
 #     Example  { Features features = 1 }
 #     Features { map<string, Feature> feature = 1 }        a map entry is { string key = 1; Feature value = 2 }
@@ -83,12 +82,12 @@ _MAX_VALUES = 1 << 20
 
 
 def masked_crc(crc: int) -> int:
-    """A CRC32C as TFRecord stores it: rotated and shifted, so that a CRC of data with CRCs in it stays meaningful."""
+    """A CRC32C in TFRecord's form: rotated and shifted, so that a CRC of data with CRCs in them stays meaningful."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def starts_record(head: bytes) -> bool:
-    """Whether a record of TFRecord begins here: its length may look like any magic number, but its checksum follows."""
+    """Whether a TFRecord begins here: its length may look like any magic number, but its checksum follows."""
     stated = int.from_bytes(head[8:RECORD_HEAD_BYTES], "little")
     return len(head) >= RECORD_HEAD_BYTES and stated == masked_crc(crc32c(head[:8]))
 
@@ -126,7 +125,7 @@ def int64_feature(name: str, value: int) -> bytes:
 
 
 def open_bytes_feature(name: str, length: int) -> bytes:
-    """A map entry with one bytes value of `length`, up to but without the value, which must follow."""
+    """The beginning of a map entry with one bytes value of `length`; the value must follow."""
     value = b"\x0a" + varint(length)
     bytes_list = b"\x0a" + varint(len(value) + length)
     feature_length = len(bytes_list) + len(value) + length
@@ -149,8 +148,8 @@ def features_header(length: int) -> bytes:
 
 
 class Feature(NamedTuple):
-    """One feature: kind "bytes", "float", "int64" or "" (empty); byte ranges of its bytes values in the record,
-    or its int64 values."""
+    """One feature: kind "bytes", "float", "int64" or "" (empty); byte ranges of its bytes values in the record, or its
+    int64 values."""
 
     kind: str
     ranges: list[tuple[int, int]]
@@ -160,7 +159,7 @@ class Feature(NamedTuple):
 def walk(data: memoryview) -> dict[str, Feature]:
     """Every feature of a serialised Example. The last of a repeated name wins, as in protobuf maps.
 
-    Raises FormatError where the bytes are not an Example.
+    Raises FormatError if the bytes are not an Example.
     """
     found: dict[str, Feature] = {}
     for number, wire, start, stop in _fields(data, 0, len(data)):
@@ -247,7 +246,7 @@ def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, 
 
 
 def varint_at(data: memoryview, position: int, stop: int) -> tuple[int, int]:
-    """(value, where it ends) of the number at `position`. Raises FormatError where it is too long or cut off."""
+    """(value, end position) of the number at `position`. Raises FormatError if it is too long or cut off."""
     value = shift = 0
     while position < stop:
         byte = data[position]
@@ -265,7 +264,7 @@ _LENGTH = Struct("<Q")
 _CRC = Struct("<I")
 _COLORSPACE = {1: b"Grayscale", 3: b"RGB", 4: b"CMYK"}
 _FRAME_BYTES = 16
-_MAX_RECORD_BYTES = 1 << 31  # that of a protocol buffer
+_MAX_RECORD_BYTES = 1 << 31  # the limit of protocol buffers
 _DERIVED = ("image/format", "image/height", "image/width", "image/channels", "image/colorspace", "image/key")
 
 IMAGE_FEATURES = ("image/encoded", "image", "image_raw", "encoded", "jpeg", "img")
@@ -314,7 +313,7 @@ class TFRecordWriter:
         self._write(head, parts)
 
     def _write(self, head: bytes, parts: list[tuple[int, bytes, Buffer]]) -> None:
-        """One record: `head`, then (field number, what opens its feature, payload) of each payload."""
+        """Write one record: `head`, then (field number, head of its feature, payload) for each payload."""
         length = sum([len(opening) + len(payload) for _, opening, payload in parts])
         data = features_header(len(head) + length) + head
         record_bytes = len(data) + length
@@ -412,9 +411,9 @@ class TFRecordFormat(WalkedFormat):
 
 
 def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, str]]:
-    """(start of the data, its length, its fault or "") of each record, the checksum of its length verified.
+    """(start of the data, its length, its fault or "") of each record, with the checksum of its length verified.
 
-    check_payload: verify that of the data too.
+    check_payload: verify the checksum of the data, too.
     """
     position = 0
     while head := window.read_up_to(position, RECORD_HEAD_BYTES):
@@ -450,10 +449,10 @@ def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, st
 
 
 def _sample(data: memoryview, start: int, options: LocateOptions, required: bool) -> Located:
-    """The sample in a record whose data begins at `start`; its key is "" where the record has none.
+    """The sample in a record whose data begin at `start`; its key is "" if the record has none.
 
-    Raises FormatError where the data is not an Example, where its label is not one whole number, or where an image is
-    `required` and there is none.
+    Raises FormatError if the data are not an Example, if its label is not one whole number, or if an image is
+    `required` and missing.
     """
     features = walk(data)
     image = (options.image_key,) if options.image_key else IMAGE_FEATURES
@@ -461,7 +460,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
     if options.label_key and options.label_key not in features:
         raise FormatError(f"no feature {options.label_key!r}; it has {', '.join(sorted(features))}")
     image_key = _first(features, image)
-    is_own = "image/key" in features or "image/filename" in features  # a record by packer may lack its image
+    is_own = "image/key" in features or "image/filename" in features  # a record of packer may lack its image
     if required and not image_key and (options.image_key or not is_own):
         raise FormatError(
             f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
@@ -479,7 +478,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
         own, _, part = name.rpartition("/")
         field = fields.get(name, "")
         if not field and name not in used and _field_of(name) not in wanted:
-            field = _field_of(name)  # where another feature was asked for, this one is not it
+            field = _field_of(name)  # the options name another feature, so this one is a further field
         if field and _is_bytes(feature):
             first, stop = feature.ranges[0]
             ranges[field] = (start + first, stop - first)
@@ -494,7 +493,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
 
 
 def _label(features: dict[str, Feature], key: str, options: LocateOptions) -> int:
-    """The label as it is stored; NO_LABEL where it is the name of a class, which an index could not number."""
+    """The stored label; NO_LABEL if it is a class name, which an index could not number."""
     if key not in features or features[key].kind == "" or (options.lenient and _is_bytes(features[key])):
         return NO_LABEL
     if _is_bytes(features[key]):
@@ -508,7 +507,7 @@ def _label(features: dict[str, Feature], key: str, options: LocateOptions) -> in
 
 
 def _first(features: dict[str, Feature], names: tuple[str, ...]) -> str:
-    """The first of some names by which there is one value of bytes, "" for none."""
+    """The first of some names with one bytes value; "" if there is none."""
     return next((name for name in names if _is_bytes(features.get(name))), "")
 
 
@@ -525,7 +524,7 @@ def _text(data: memoryview, features: dict[str, Feature], name: str) -> str:
 
 
 def _field_of(feature: str) -> str:
-    """The field that a feature stands for by its name; "" for none."""
+    """The field that a feature represents, by its name; "" if none."""
     if feature == "json":
         return "json"
     field, _, part = feature.rpartition("/")

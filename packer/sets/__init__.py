@@ -1,14 +1,15 @@
-"""Sets as values: append, merge, split, subset, relabel, drop, deduplicate, pack again, add a field.
+"""Sets as values: append, merge, split, subset, relabel, drop, deduplicate, repack, add a field.
 
-    table       what is known of all samples of a set; new tables follow from it, and nothing is written until `save`
+    table       the samples of a set; new tables are derived from it, and nothing is written until `save`; all changes
+                also as functions of paths
     pieces      the index of a table: rows of the indexes of other sets, their labels, their shards
-    change      a directory that is changed: lock, new files under free names, dataset.json last, old files retired
-    shards      new shards and the indexes with them
-    packing     append a source, reshard; fields: add a field
-    duplicates  which images are the same, or nearly so
-    operations  all of it as functions of paths
+    change      changing a directory: lock, new files under free names, dataset.json last, old files retired
+    packing     changes that write shards: append a source, reshard, add a field
+    duplicates  identical or similar images
+    deal        dividing samples into splits
+    erase       removing samples for good
 
-What says of samples only which they are, what they are called and where they are, is in the index: such a change writes
-an index, and no byte of a shard. A set in another directory gets hard links to the shards, so that it is whole without
-the sets that it was made of.
+The index alone records which samples a set has, what they are called and where they are, so changes of these write an
+index, and no byte of a shard. A set in another directory gets hard links to the shards, so that it does not need the
+sets that it was made from.
 """

@@ -1,17 +1,17 @@
-"""A directory whose set is changed, or made, by one command at a time: it is always the old set or the new one.
+"""A directory whose set is changed, or made, by one command at a time: it always has the old set or the new one.
 
-    lock, and remove what a killed command left        `.packing/lock`, the lock of conversions, too
+    lock, and clean up after a killed command          `.packing/lock`, which conversions lock, too
     new shards and indexes into `.packing/`
-    names.json: what they will be called               so that the next command knows what a killed one left
-    renames and links, under names that are free
+    names.json: their future names                     so that the next command can clean up after a kill
+    renames and links, under free names
     dataset.json                                       which alone makes them the set; then `packer.documents`
-    remove what has been retired for long
+    remove files that were retired long ago
 
-Files of the old set stay, since readers that have it open need them, also columns not mapped yet. dataset.json
-lists them as retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first, where they
-take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`. A change that erases samples
-retires nothing: names.json lists the old files next to the new ones, and what it lists and dataset.json does not name
-is removed, by this command or by the next one.
+Files of the old set are kept, since readers that have it open need them, even columns that are not mapped yet.
+dataset.json lists them as retired. Indexes are removed by the first change after 30 days, or earlier, the oldest first,
+if they take more than an eighth of the bytes of the shards (and 1 GiB); shards only by `prune`. A change that erases
+samples retires nothing: names.json lists the old files next to the new ones, and files that it lists but dataset.json
+does not name are removed, by this command or by the next one.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ _NO_HARD_LINKS = (errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EO
 class Change:
     """The directory `root`, locked until the end of a `with` block.
 
-    new: whether a set is made there. Otherwise there is one, whose description is `info`.
+    new: whether a set is made there. Otherwise there is one, described by `info`.
 
-    moves: new name of each file or folder of the working folder that is of the set.
+    moves: new name of each file or folder of the working folder that belongs to the set.
     links: for new names, the shard of another set that is linked there.
-    completed: what an erasure was asked for (`commit`) that was killed after it had become the set, and whose old files
-        have been removed now; "" for none.
+    completed: the argument `erases` of a killed erasure that had become the set, and whose old files have been removed
+        now; "" for none.
 
     Raises OutputError (locked, unfinished conversion, not empty where a new set is to be made), DatasetError.
     """
@@ -96,11 +96,11 @@ class Change:
 
     @property
     def work(self) -> Folder:
-        """A folder for new files, opened; what is left in it is removed."""
+        """The folder for new files, opened; remaining files in it are removed at the end."""
         return self._journal.work
 
     def free(self, names: Iterable[str]) -> str:
-        """The first of these names that nothing has."""
+        """The first of these names that is free."""
         return next(name for name in names if not self.place.kind(name))
 
     def write_index(
@@ -115,9 +115,9 @@ class Change:
         separate: Sequence[str] = (),
         numbers: Sequence[int] | None = None,
     ) -> SplitInfo:
-        """Write the index of a split into the working folder, for `commit`; the description of the split.
+        """Write the index of a split into the working folder, for `commit`; returns the description of the split.
 
-        columns, counts, fields, separate, numbers: as of `packer.columns.write_index`.
+        columns, counts, fields, separate, numbers: as for `packer.columns.write_index`.
         root: the folder of the source tree.
         """
         folder, work = f"{split}.index", self.work
@@ -130,11 +130,11 @@ class Change:
     def commit(self, info: DatasetInfo, *, erases: str = "") -> int:
         """Make `info` the set, with the new indexes, `moves` and `links`.
 
-        erases: a word for what is erased, which the next command finds if this one is killed.
+        erases: describes the erased samples; the next command finds it if this one is killed.
 
-        What the old set has and `info` does not name is retired or, with `erases`, removed at the end, with all that
-        was retired before. Returns how many links are symbolic, and so need the sets where they lead. Raises
-        StaleIndexError where a linked shard is not the one that was indexed.
+        Files of the old set that `info` does not name are retired or, with `erases`, removed at the end, with all
+        retired ones. Returns the number of symbolic links, which need the sets that they lead to. Raises
+        StaleIndexError if a linked shard is not the one that was indexed.
         """
         names = [ShardPath(name) for name in (*self.moves.values(), *self.links)]
         content: Any = names
@@ -161,7 +161,7 @@ class Change:
 
     @output_errors()
     def remove_retired(self) -> int:
-        """Remove everything that is retired; returns its bytes."""
+        """Remove all retired files; returns their bytes."""
         assert self.info is not None
         removed, used = 0, set(files_of(self.info))
         for retired in self.info.retired:
@@ -181,7 +181,7 @@ class Change:
         self._close()
 
     def _close(self) -> None:
-        """Remove what is not of the set, and release the lock."""
+        """Remove files that do not belong to the set, and release the lock."""
         try:
             with output_errors():
                 self._clean()
@@ -208,7 +208,7 @@ class Change:
 
     # --- what killed commands left ------------------------------------------------------------------------------
     def _clean(self) -> None:
-        """Remove what was moved or linked into the set and never became a part of it, and the working files."""
+        """Remove files that were moved or linked into the set but never became part of it, and the working files."""
         if self.work.kind(NAMES_FILE):
             info = read_dataset_info(self.root) if self.place.kind(DATASET_FILE) else None
             used = {*files_of(info), *(retired.path for retired in info.retired)} if info else set()
@@ -223,11 +223,11 @@ class Change:
             for folder in {above for name in names for above in _above(name) if self.place.kind(above)}:
                 with self.place.folder(folder) as opened:
                     opened.sync()
-            self.place.sync()  # before the list is removed, or a crash could bring back what nobody would remove
+            self.place.sync()  # before the list is removed, since a crash could otherwise bring them back unlisted
         self._journal.empty()
 
     def _listed_names(self) -> tuple[list[str], str]:
-        """The names, and what is erased, "" for nothing."""
+        """The names, and the erased samples, "" for none."""
         try:
             content = json.loads(self.work.read(NAMES_FILE, MAX_JSON_BYTES))
             erases = str(content["erases"]) if isinstance(content, dict) else ""
@@ -239,7 +239,7 @@ class Change:
             ) from error
 
     def _remove(self, name: str) -> None:
-        """Remove a shard, a link or an index; of a folder that holds anything else its columns only."""
+        """Remove a shard, a link or an index; of a folder with other files, only its columns."""
         with suppress(FileNotFoundError):
             if self.place.kind(name) == "folder":
                 remove_index(self.place, name)
@@ -249,9 +249,9 @@ class Change:
                 if not self.place.remove_folder(folder):
                     break
 
-    # --- what the set does not use any more ---------------------------------------------------------------------
+    # --- retired files ------------------------------------------------------------------------------------------
     def _retire_old(self, info: DatasetInfo) -> DatasetInfo:
-        """Remove retired indexes that are due; `info` without what is not there any more."""
+        """Remove retired indexes that are due; returns `info` without files that no longer exist."""
         left = max(_RETIRED_BYTES, sum(shard.bytes for shard in _shards_of(info)) // _RETIRED_SHARE)
         used = set(files_of(info))
         for retired in reversed(info.retired):
@@ -276,7 +276,7 @@ class Change:
 
     # --- links --------------------------------------------------------------------------------------------------
     def _link(self, name: str, path: Path, shard: ShardInfo) -> bool:
-        """Link a shard, by a hard link where that is possible; whether the link is symbolic."""
+        """Link a shard, by a hard link if possible; returns whether the link is symbolic."""
         self._make_folder(name)
         target = os.path.realpath(path)
         try:
@@ -284,7 +284,7 @@ class Change:
         except OSError as error:
             raise StaleIndexError(f"{path}: shard cannot be linked: {error.strerror}") from error
         if found != shard.bytes:
-            raise StaleIndexError(f"{path}: has {found} bytes, {shard.bytes} were indexed; run  packer verify")
+            raise StaleIndexError(f"{path}: has {found} bytes, expected {shard.bytes} as indexed; run  packer verify")
         try:
             self.place.link(name, target, hard=True)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Deal samples to splits: exact shares, of every class, or whole groups, drawn by a seed."""
+"""Divide samples into splits at random: in exact shares, of every class, or in whole groups."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _TOLERANCE = 1e-6
 
 
 def shares(count: int, fractions: Sequence[float]) -> list[int]:
-    """How many of `count` samples each split gets, by the method of the largest remainder. Raises ValueError."""
+    """How many of `count` samples each split gets, by the method of largest remainders. Raises ValueError."""
     if not fractions or any(not 0 < fraction <= 1 for fraction in fractions):
-        raise ValueError(f"fractions are {list(fractions)}, expected shares of 1, as 0.9")
+        raise ValueError(f"fractions are {list(fractions)}, expected shares of 1, such as 0.9")
     total = math.fsum(fractions)
     if abs(total - 1) > _TOLERANCE:
         what = "add a split for the rest" if total < 1 else "make them smaller"
@@ -38,16 +38,16 @@ def shares(count: int, fractions: Sequence[float]) -> list[int]:
 def deal(classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
     """The split of each sample, int64 [n]: numbers into `fractions`. Raises ValueError.
 
-    classes: int64 [n]. Samples are lined up class by class, at random inside a class, and the places of each split are
-    spread evenly over the line. So every split has its share of all, to within one, and of every class, to within about
-    one.
+    classes: int64 [n]. Samples are lined up class by class, shuffled within each class, and the places of each split
+    are spread evenly over the line. So every split has its share of all samples to within one, and of every class to
+    within about one.
     """
     count = len(classes)
     counts = shares(count, fractions)
     random = _random(seed)
     shuffled = random.permutation(count)
     _, of_class = np.unique(classes, return_inverse=True)
-    turn = random.permutation(int(of_class.max(initial=0)) + 1)  # or the same small classes would always lose
+    turn = random.permutation(int(of_class.max(initial=0)) + 1)  # else the same small classes would always lose
     line = shuffled[np.argsort(turn[of_class.reshape(-1)[shuffled]], kind="stable")]
     places = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in counts])
     split = np.repeat(np.arange(len(counts)), counts)[np.argsort(places, kind="stable")]
@@ -57,32 +57,32 @@ def deal(classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
 
 
 def as_groups(values: Sequence[Any], keys: Sequence[str], name: str, title: object) -> Int64s:
-    """The number of the group of each sample, by the values of a column. Raises SourceError where there is none."""
+    """The group number of each sample, by the values of a column. Raises SourceError if a sample has no value."""
     missing = [number for number, value in enumerate(values) if value is None]
     if missing:
         raise SourceError(
             f"{title}: {plural(len(missing), 'sample')} of {len(values):,} without a value in the column {name!r}, "
             f"such as {keys[missing[0]]!r}, belong to no known group; take the others only, by where: has({name!r})"
         )
-    numbers: dict[str, int] = {}  # by JSON, since lists and objects are values, too, and 1 is not "1"
+    numbers: dict[str, int] = {}  # by JSON text, since values may be lists and objects, and 1 is not "1"
     texts = (json.dumps(value, sort_keys=True) for value in values)
     return np.fromiter((numbers.setdefault(text, len(numbers)) for text in texts), np.int64, len(values))
 
 
 def shares_text(counts: Mapping[str, int], fractions: Mapping[str, float], group: str) -> str:
-    """How near the splits of whole groups are to the shares that were asked for."""
+    """How close the splits of whole groups are to the requested shares."""
     total = max(1, sum(counts.get(name, 0) for name in fractions))
     shares = [f"{name} {counts.get(name, 0) / total:.1%} (asked {share:.1%})" for name, share in fractions.items()]
     return f"every {group} is in one split: {', '.join(shares)}"
 
 
 def deal_groups(groups: Int64s, classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
-    """The same, of samples whose groups stay together, as nearly as they allow. Raises ValueError.
+    """Like `deal`, but groups stay together; shares are as close as groups allow. Raises ValueError.
 
     groups, classes: int64 [n]; groups count from 0.
 
-    The largest group is dealt first, those of one size at random, each to the split that is then the least full of the
-    classes in the group. No split stays empty where there are as many groups as splits.
+    The largest group is dealt first, groups of equal size in random order, each to the split that is then the least
+    full of the classes in the group. No split stays empty if there are as many groups as splits.
     """
     shares(len(groups), fractions)
     sizes = np.bincount(groups)
@@ -108,7 +108,7 @@ def deal_groups(groups: Int64s, classes: Int64s, fractions: Sequence[float], see
 
 
 def _random(seed: int) -> np.random.RandomState:
-    """Its stream is frozen, that of Generator is not (NEP 19)."""
+    """A generator with a frozen stream, unlike Generator (NEP 19)."""
     if not 0 <= seed < 1 << 32:
         raise ValueError(f"the seed must be from 0 to 2^32 - 1, not {seed}")
     return np.random.RandomState(seed)

@@ -1,8 +1,8 @@
-"""Images that are the same, byte by byte, or nearly so: find the groups, and keep one of each.
+"""Identical or similar images: find the groups, and keep one image of each.
 
-The same: equal in size and CRC32C by the index, then compared byte by byte. Nearly: perceptual hashes
-that differ in at most `threshold` of 128 bits, directly or through others of the group. All
-splits are compared with each other, so that an image of val that is in train is found.
+Identical: equal in size and CRC32C by the index, then compared byte by byte. Similar: perceptual hashes that differ in
+at most `threshold` of 128 bits, directly or through other images of the group. All splits are compared with each other,
+so an image of val that also occurs in train is found.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ __all__ = ["BITS", "KEEP", "DedupResult", "Duplicate", "dedup", "difference_hash
 
 # --- perceptual hashes ----------------------------------------------------------------------------------------------
 # A difference hash of 128 bits: the image in grey is averaged to 9 x 8 and to 8 x 9 pixels, and each bit says whether a
-# pixel is brighter than its neighbour on the left, or above. It stays nearly the same when an image is encoded again,
-# resized, or made a little brighter (N. Krawetz, "Kind of Like That", 2013, describes the horizontal half). An image
-# without any structure has no such hash. JPEGs are decoded at 1/8 of their size where 32 pixels are left, which costs a
-# fraction of decoding them.
+# pixel is brighter than its neighbour on the left, or above. It hardly changes when an image is encoded again, resized,
+# or made a little brighter (N. Krawetz, "Kind of Like That", 2013, describes the horizontal half). An image without any
+# structure has no hash. JPEGs are decoded at 1/8 of their size if 32 pixels are left, at a fraction of the cost of a
+# full decode.
 
 
 BITS = 128
 _ROWS, _LEAST_CONTRAST = 8, 8.0
-_SCALES, _LEAST_SIDE = (8, 4, 2), 32  # what is left of the shorter side
+_SCALES, _LEAST_SIDE = (8, 4, 2), 32  # the least shorter side after scaling
 _LUMA = np.array([0.299, 0.587, 0.114], np.float32)  # ITU-R BT.601
 _MOST_PAIRS = 1 << 22
 _POPCOUNT = np.array([bin(number).count("1") for number in range(1 << 16)], np.uint8)
 
 
 def difference_hash(image: Buffer, scratch: Scratch | None = None) -> npt.NDArray[np.uint64] | None:
-    """The hash of an encoded image, uint64 [2]; None for one without structure. Raises BadSampleError."""
+    """The hash of an encoded image, uint64 [2]; None for an image without structure. Raises BadSampleError."""
     height, width = read_header(image).upright_size
     reduce = next((scale for scale in _SCALES if min(height, width) >= scale * _LEAST_SIDE), 1)
     pixels = decode_image(image, Region(0, 0, height, width, reduce, True), scratch)
     grey = pixels.astype(np.float32) @ _LUMA
-    # The last pixel of a reduced image may be a part of one.
+    # The last pixel of a reduced image may cover only a part of one.
     size = (height / reduce, width / reduce) if len(grey) < height else (height, width)
     across, below = _averaged(grey, size, (_ROWS, _ROWS + 1)), _averaged(grey, size, (_ROWS + 1, _ROWS))
     if float(across.max() - across.min()) < _LEAST_CONTRAST:
@@ -68,7 +68,7 @@ def _averaged(
 ) -> npt.NDArray[np.float64]:
     """The mean of each box of a grid over `size` (rows, columns), whose edges may be inside pixels."""
     values = grey.astype(np.float64)
-    for whole, count in zip(size, counts, strict=True):  # rows, and after turning the result, columns
+    for whole, count in zip(size, counts, strict=True):  # rows, then, after a transposition, columns
         sums = np.concatenate([np.zeros((1, values.shape[1])), np.cumsum(values, axis=0)])
         edges = np.linspace(0, whole, count + 1)
         pixel = np.minimum(edges.astype(int), len(values) - 1)
@@ -80,7 +80,7 @@ def _averaged(
 def near_pairs(hashes: npt.NDArray[np.uint64], threshold: int) -> Iterator[npt.NDArray[np.int64]]:
     """Pairs of hashes (uint64 [n, 2]) that differ in at most `threshold` bits: blocks of int64 [k, 2], some twice.
 
-    Two such hashes have at least one of threshold + 1 bands of bits in common, so only those with a common band are
+    Two such hashes agree in at least one of threshold + 1 bands of bits, so only hashes with a common band are
     compared.
     """
     bits = np.unpackbits(hashes.astype(">u8").view(np.uint8).reshape(len(hashes), -1), axis=1)
@@ -116,7 +116,7 @@ _REPORT_SAMPLES = 64
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """A sample of a group: its split and key, and whether it stays."""
+    """A sample of a group: its split and key, and whether it is kept."""
 
     split: str
     key: str
@@ -125,9 +125,9 @@ class Duplicate:
 
 @dataclass(frozen=True, slots=True)
 class DedupResult(Result):
-    """The groups of duplicates. duplicates: samples that are not kept; unread: images that could not be decoded.
+    """The groups of duplicates. duplicates: samples that are dropped; unread: images that could not be decoded.
 
-    across_splits, across_classes: groups whose samples are in several splits, or have several labels.
+    across_splits, across_classes: groups with samples in more than one split, or with more than one label.
     saved: the new set, or the change of the set; None without a change.
     """
 
@@ -163,12 +163,12 @@ def dedup(
 ) -> DedupResult:
     """Drop all but one sample of each group of duplicates.
 
-    output: a new set, which is made where there are no duplicates, too; default the set itself.
+    output: a new set, which is made even if there are no duplicates; default the set itself.
     near: also images whose perceptual hashes differ in at most this many of 128 bits, 0 to 20; 6 finds resized and
         re-encoded copies. All images are decoded, at 1/8.
     keep: "first" in stored order, or "largest" in pixels, then in bytes.
     prefer: the split whose samples are preferably kept.
-    engine: where images are decoded, by default processes of this machine; see `packer.open_engine`.
+    engine: an executor to decode images with, by default local processes; see `packer.open_engine`.
     dry_run: only report.
 
     Raises DatasetError, UnknownNameError (no such split), ValueError, OutputError.
@@ -248,7 +248,7 @@ class _Search:
         return np.array(pairs, np.int64).reshape(-1, 2)
 
     def _compared(self, candidates: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Pairs of the samples among those with one checksum that have the same bytes."""
+        """Pairs of the candidates, which have equal checksums, with equal bytes."""
         distinct: list[tuple[int, bytes]] = []
         for number in candidates:
             data = bytes(self._read(number))
@@ -272,7 +272,7 @@ class _Search:
         return self._readers[split][0], self._readers[split][1].keys[index]
 
     def alike(self, threshold: int, workers: Workers) -> Iterator[Int64s]:
-        """Pairs of samples that look alike, blocks of int64 [k, 2]."""
+        """Pairs of similar samples, in blocks of int64 [k, 2]."""
         tasks = [
             _HashTask(self._root, name, self._field, first, min(first + _TASK_SAMPLES, len(reader)))
             for name, reader in self._readers
@@ -290,7 +290,7 @@ class _Search:
             yield numbers[pairs]
 
     def groups(self, pairs: Iterable[Int64s], keep: str, prefer: str | None) -> tuple[list[Int64s], list[int]]:
-        """The groups that pairs connect, and the sample of each that is kept."""
+        """The groups that the pairs connect, and the sample of each group to keep."""
         root: dict[int, int] = {}
         for block in pairs:
             for a, b in block.tolist():
@@ -303,7 +303,7 @@ class _Search:
         return members, [int(group[np.lexsort([column[group] for column in rank])[0]]) for group in members]
 
     def _rank(self, keep: str, prefer: str | None) -> list[npt.NDArray[Any]]:
-        """Columns by which the first of a group is kept, the last one first, as numpy.lexsort takes them."""
+        """Sort keys that decide which sample of a group is kept, the primary key last, as for numpy.lexsort."""
         columns: list[npt.NDArray[Any]] = [np.arange(int(self._starts[-1]))]
         if keep == "largest":
             pixels = [reader.info.height.astype(np.int64) * reader.info.width for _, reader in self._readers]
@@ -314,13 +314,13 @@ class _Search:
         return columns
 
     def by_split(self, numbers: Int64s) -> dict[str, Int64s]:
-        """Samples, which rise, as numbers in each split."""
+        """Samples, in ascending order, as numbers within each split."""
         bounds = np.searchsorted(numbers, self._starts)
         return {name: numbers[bounds[i] : bounds[i + 1]] - self._starts[i] for i, (name, _) in enumerate(self._readers)}
 
 
 def _find(root: dict[int, int], number: int) -> int:
-    """The sample that stands for a sample's group; shortens the way to it."""
+    """The representative of a sample's group; compresses the path to it."""
     above = root.setdefault(number, number)
     while above != number:
         root[number] = root[above]
@@ -339,7 +339,7 @@ class _HashTask:
 
 @dataclass(frozen=True, slots=True)
 class _Hashes:
-    """hashes: uint64 [n, 2]; found: whether a sample has one, bool [n]; unread: images that cannot be decoded."""
+    """hashes: uint64 [n, 2]; found: whether a sample has a hash, bool [n]; unread: images that cannot be decoded."""
 
     hashes: npt.NDArray[np.uint64]
     found: npt.NDArray[np.bool_]
@@ -347,7 +347,7 @@ class _Hashes:
 
 
 def hash_samples(task: _HashTask, counter: Counter) -> _Hashes:
-    """The perceptual hashes of some samples of a split, in a worker."""
+    """The perceptual hashes of some samples of a split; runs in a worker."""
     count = task.stop - task.first
     hashes, found, unread = np.zeros((count, 2), np.uint64), np.zeros(count, np.bool_), 0
     scratch, size = Scratch(), 0

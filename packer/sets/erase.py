@@ -1,17 +1,17 @@
 """Erase samples: from the index, the shards, the earlier states and the history of a set, in one step.
 
     choose     the samples, by their keys or an expression
-    rewrite    each shard that holds one of them, without them, into the working folder; the others stay as they are
-    index      of the splits that had them, or whose shards are new; the rows stay in their order
+    rewrite    each shard that has one of them, without them, into the working folder; other shards do not change
+    index      of the splits that had them, or that have new shards; the order of rows does not change
     commit     dataset.json names the new shards and indexes, and no retired file
-    remove     the old shards and indexes, and all that was retired
+    remove     the old shards and indexes, and all retired files
 
-The list of new names (`packer.sets.change`) has the old ones, too. A command that is killed before the commit leaves
-the old set; one that is killed after it leaves old files, which the next command that changes the set removes before
-anything else. The same erasure, run again, then finds no such samples, and is done.
+The list of new names (`packer.sets.change`) contains the old ones, too. A kill before the commit leaves the old set; a
+kill after it leaves old files, which the next command that changes the set removes first. If the same erasure is run
+again, it finds no such samples, and is done.
 
-Copies that are not in the directory cannot be erased from here: other names (hard links) of a shard, staged copies, and
-caches in shared memory. Those that can be seen are reported, with the command that removes them.
+Copies outside the directory cannot be erased: other names (hard links) of a shard, staged copies, and caches in shared
+memory. Those that are visible are reported, with the command that removes them.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _AGAIN = "run the same command again: nothing is erased so far"
 
 @dataclass(frozen=True, slots=True)
 class CopyLeft:
-    """Where there may be more of the erased samples.
+    """A place that may have more of the erased samples.
 
-    what: "link", "staged", "cache"; "dropped": samples that the index has not had any more, in shards of this set;
-        "class": the name of one that has no samples any more.
+    what: "link", "staged", "cache"; "dropped": samples in shards of this set that were dropped from the index earlier;
+        "class": the name of a class that has lost all its samples.
     where: a shard or a set, a directory, or the name of a cache or class.
     advice: what removes it.
     """
@@ -76,14 +76,14 @@ class CopyLeft:
 
 @dataclass(frozen=True, slots=True)
 class EraseResult(Result):
-    """What was erased. Sizes are bytes.
+    """The result of an erasure. Sizes are in bytes.
 
-    splits: samples that are left, by split.
-    samples: how many were erased, of samples_before; 0 where an erasure that was killed has been completed.
-    rewritten: shards that were written again, of written_bytes.
-    removed: shards and indexes that were removed, those of earlier states included, of removed_bytes.
-    copies: what is out of reach.
-    unknown: other files in the directory, which were not looked at.
+    splits: remaining samples, by split.
+    samples: number of erased samples, of samples_before; 0 if a killed erasure was completed.
+    rewritten: number of rewritten shards, of written_bytes.
+    removed: number of removed shards and indexes, including those of earlier states, of removed_bytes.
+    copies: copies out of reach.
+    unknown: other files in the directory, which were not checked.
     """
 
     path: Path
@@ -110,19 +110,19 @@ def erase(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> EraseResult:
-    """Remove samples from a set so that none of its files holds them any more.
+    """Remove samples from a set so that none of its files contains them any more.
 
-    where: an expression, as 'patient == "P0"'; keys: of the samples. One of the two.
+    where: an expression, such as 'patient == "P0"'; keys: of the samples. One of the two.
     split: only samples of this split.
-    workers, engine: as of `packer.append`.
+    workers, engine: as for `packer.append`.
     dry_run: say what would be erased, and write nothing.
 
-    Shards without such samples stay as they are. Readers that have the set open cannot read it any further, as after
-    `packer.prune`. The history keeps that samples were erased, but not which. Bytes on the disk are freed, not
+    Shards without such samples do not change. Readers that have the set open cannot continue to read it, as after
+    `packer.prune`. The history records that samples were erased, but not which. Bytes on the disk are freed, not
     overwritten.
 
     Raises UnknownNameError (no such key), SourceError (no sample is chosen; all are; shards that packer did not
-    write), BadSampleError for a damaged sample in one of the shards, and as other changes do.
+    write), BadSampleError for a damaged sample in one of the shards, and the errors of other changes.
     """
     root, watcher, crew = Path(path), watcher or Silent(), Workers(workers, engine)
     listed = None if keys is None else sorted(keys)
@@ -135,7 +135,7 @@ def erase(
         except (SourceError, UnknownNameError):
             if change.completed != request:
                 raise
-            counts = table(root).counts  # a killed command has committed this erasure, and its files are removed now
+            counts = table(root).counts  # a killed command had committed this erasure; its files are removed now
             return EraseResult(root, counts, 0, sum(counts.values()), 0, 0, (), 0)
         metas = erasure.rewrite(change, crew, watcher)
         info = erasure.write(change, metas)
@@ -145,7 +145,7 @@ def erase(
 
 
 class _Item(NamedTuple):
-    """A sample that stays: its split, its number there, and its number among those of the split that stay."""
+    """A remaining sample: its split, its number there, and its number among the remaining samples of the split."""
 
     split: str
     number: int
@@ -154,7 +154,7 @@ class _Item(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A shard to write again. samples: (split, number in it), in the order of the file."""
+    """A shard to rewrite. samples: (split, number in it), in the order of the file."""
 
     root: Path
     old: str
@@ -168,12 +168,12 @@ class _Task:
 
     @property
     def title(self) -> str:
-        """Its name in the log."""
+        """The name of the task in the log."""
         return self.old
 
 
 class _Erasure:
-    """Which samples go, and which shards hold them."""
+    """The samples to erase, and the shards that have them."""
 
     def __init__(self, whole: SetTable, where: str | None, keys: Sequence[str] | None, split: str | None) -> None:
         self._whole, self._info, self._root = whole, whole.info, whole.root
@@ -196,13 +196,13 @@ class _Erasure:
         self._taken = set[str]()  # names of new shards
 
     def _of_dropped(self) -> str:
-        """What else to do where samples were dropped before, which no index names any more."""
+        """Advice if samples were dropped earlier, which no index names any more."""
         return "".join(
             f". Shards may hold samples that were dropped: {copy.advice}" for copy in _dropped(self._info, self._root)
         )
 
     def _check_shards(self) -> None:
-        """Refuse shards that are not packer's to remove."""
+        """Refuse shards that packer must not remove."""
         info = self._info
         if "by" not in info.made or info.adopted != AdoptedKeys() or info.format not in writable_formats():
             raise SourceError(
@@ -212,12 +212,12 @@ class _Erasure:
             )
 
     def _lost(self, name: str, piece: Piece) -> Int64s:
-        """The numbers of the samples of a split that go."""
+        """The numbers of the erased samples of a split."""
         kept = self._kept.get(name)
         return np.setdiff1d(np.arange(len(piece)), _rows(kept) if kept is not None else np.zeros(0, np.int64))
 
     def _affected(self) -> list[str]:
-        """The paths of the shards that hold a payload of a sample that goes."""
+        """The paths of the shards with a payload of an erased sample."""
         found = dict[str, None]()
         for name, (piece,) in self._whole.splits.items():
             if len(self._gone[name]):
@@ -230,7 +230,7 @@ class _Erasure:
 
     # --- shards -------------------------------------------------------------------------------------------------
     def rewrite(self, change: Change, workers: Workers, watcher: Watcher) -> dict[str, PartMeta]:
-        """Write the shards without these samples into the working folder; those that would be empty are left out."""
+        """Rewrite the shards without these samples into the working folder; empty ones are left out."""
         tasks = [task for number, path in enumerate(self.shards) for task in self._task(change, path, number)]
         samples = sum(len(task.samples) for task in tasks)
         size = sum(self._shard(path).bytes for path in self.shards)
@@ -239,7 +239,7 @@ class _Erasure:
         return {task.old: meta for task, meta in zip(tasks, metas, strict=True)}
 
     def _staying_bytes(self) -> int:
-        """The payloads that are written again."""
+        """Bytes of the payloads that are written again."""
         total = 0
         for path in self.shards:
             for field in self._info.fields:
@@ -252,7 +252,7 @@ class _Erasure:
         return next(shard for split in self._info.splits.values() for shard in split.shards if shard.path == path)
 
     def _task(self, change: Change, path: str, number: int) -> Iterator[_Task]:
-        """How a shard is written again; nothing where no sample is left in it."""
+        """How a shard is rewritten; nothing if no sample is left in it."""
         items = self._items(path)
         if not items:
             return
@@ -265,7 +265,7 @@ class _Erasure:
             if (is_main and name not in info.separate) or any(len(found) for _, found in self._in_shard(path, name))
         }
         stem, dot, suffix = path.rpartition(".")
-        stem = re.sub(r"\.\d+$", "", stem)  # of an erasure before
+        stem = re.sub(r"\.\d+$", "", stem)  # added by an earlier erasure
         names = (f"{stem}.{again}{dot}{suffix}" for again in range(2, 1 << 30))
         new = change.free(name for name in names if name not in self._taken)
         self._taken.add(new)
@@ -276,14 +276,14 @@ class _Erasure:
         yield _Task(self._root, path, new, work, info.format, spec, is_main, has_checksums(info), samples)
 
     def _in_shard(self, path: str, column: str) -> Iterator[tuple[str, Int64s]]:
-        """By split, the numbers among the samples that stay of those in a shard: themselves, or with this field."""
+        """By split, the numbers, among the remaining samples, of those in a shard: whole samples, or this field."""
         for name, piece in self._kept.items():
             numbers = [i for i, shard in enumerate(self._info.splits[name].shards) if shard.path == path]
             shards = piece.table.column("shard") if column == "shard" else _shards_of_field(piece, column)
             yield name, np.flatnonzero(np.isin(shards, numbers))
 
     def _items(self, path: str) -> list[_Item]:
-        """The samples of a shard that stay, in the order of the file."""
+        """The remaining samples of a shard, in the order of the file."""
         places: dict[tuple[str, int], int] = {}
         for column in ("shard", *self._info.fields):
             for name, found in self._in_shard(path, column):
@@ -299,7 +299,7 @@ class _Erasure:
 
     # --- indexes ------------------------------------------------------------------------------------------------
     def write(self, change: Change, metas: Mapping[str, PartMeta]) -> DatasetInfo:
-        """Write the indexes into the working folder; the new description."""
+        """Write the indexes into the working folder; returns the new description."""
         info = self._info
         change.moves |= {f"{self.shards.index(path)}.shard": meta.shard.path for path, meta in metas.items()}
         columns = self._new_columns(change, metas)
@@ -325,7 +325,7 @@ class _Erasure:
         return replace(info, splits=splits, made=made, history=(*history, after))
 
     def _new_columns(self, change: Change, metas: Mapping[str, PartMeta]) -> dict[str, dict[str, npt.NDArray[Any]]]:
-        """By split, where the payloads of the samples that stay are: in new shards, or where they were."""
+        """By split, the locations of the payloads of the remaining samples, in new or unchanged shards."""
         columns = {
             name: {f"{field}.offset": piece.table.field_column(field, "offset").copy() for field in piece.table.fields}
             for name, piece in self._kept.items()
@@ -375,7 +375,7 @@ class _Erasure:
         )
 
     def _lost_classes(self) -> Iterator[CopyLeft]:
-        """Classes all of whose samples go: they keep their names, and the others their numbers."""
+        """Classes that lose all samples: they keep their names, and the others their numbers."""
         labels = [piece.current_labels[self._gone[name]] for name, (piece,) in self._whole.splits.items()]
         left = [piece.current_labels for piece in self._kept.values()]
         for label in np.setdiff1d(np.concatenate(labels), np.concatenate(left)).tolist():
@@ -387,13 +387,13 @@ class _Erasure:
 
 
 def _rows(piece: Piece) -> Int64s:
-    """The numbers of its samples in the split that they are from."""
+    """The numbers of a piece's samples in their original split."""
     rows = piece.table.rows
     return np.arange(len(piece)) if rows is None else rows
 
 
 def _shards_of_field(piece: Piece, field: str) -> Int64s:
-    """The shard that has a field of each sample; -1 where it lacks the field."""
+    """The shard with a field of each sample; -1 if it lacks the field."""
     if field not in piece.table.fields:
         return np.full(len(piece), -1)
     has = piece.table.field_column(field, "offset") != np.uint64(ABSENT)
@@ -401,7 +401,7 @@ def _shards_of_field(piece: Piece, field: str) -> Int64s:
 
 
 def _bytes_of(path: Path) -> int:
-    """Of a file, or of the files in a folder."""
+    """Bytes of a file, or of the files in a folder."""
     try:
         return sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else path.lstat().st_size
     except OSError:
@@ -410,7 +410,7 @@ def _bytes_of(path: Path) -> int:
 
 # --- one shard, in a worker -----------------------------------------------------------------------------------------
 def _write_shard(task: _Task, counter: Counter) -> PartMeta:
-    """Write the samples of a shard that stay, with the bytes that they have, each checked against its checksum."""
+    """Write the remaining samples of a shard, byte for byte, each verified against its checksum."""
     with Folder(task.root) as root, root.folder(WORK_FOLDER) as work, ExitStack() as opened:
         splits = {name: opened.enter_context(readers.open(task.root, name, verify=True)) for name in dict(task.samples)}
         writer = format_named(task.format).open_writer(work.path / f"{task.work}.tmp", task.spec)
@@ -468,9 +468,9 @@ def _packed(reader: readers.Reader, number: int, task: _Task) -> PackedSample:
     return PackedSample(reader.keys[number], label, tuple(payloads), tuple(names), header)
 
 
-# --- what is out of reach ---------------------------------------------------------------------------------------------
+# --- copies out of reach ----------------------------------------------------------------------------------------------
 def _copies(root: Path, info: DatasetInfo, shards: Sequence[str]) -> Iterator[CopyLeft]:
-    """Copies of the samples in these shards that this node shows."""
+    """Copies of the samples in these shards that are visible on this node."""
     yield from _dropped(info, root)
     yield from _links(root, shards)
     place = os.path.realpath(root)
@@ -492,7 +492,7 @@ def _dropped(info: DatasetInfo, root: Path) -> Iterator[CopyLeft]:
 
 
 def _links(root: Path, shards: Sequence[str]) -> Iterator[CopyLeft]:
-    """Other names of these shards: in the sets beside this one, and how many there are elsewhere."""
+    """Other names of these shards: in neighbouring sets, and the number of those elsewhere."""
     names: dict[tuple[int, int], list[str]] = {}
     for path in shards:
         status = os.stat(root / path)
@@ -500,7 +500,9 @@ def _links(root: Path, shards: Sequence[str]) -> Iterator[CopyLeft]:
         if os.path.islink(root / path):
             where = os.path.realpath(root / path)
             yield CopyLeft(
-                "link", where, f"{path} is a link to it, and it stays: erase the samples in the set it is of"
+                "link",
+                where,
+                f"{path} is a link to it, and it is kept: erase the samples in the set that it belongs to",
             )
     more = {file: os.stat(root / paths[0]).st_nlink - len(paths) for file, paths in names.items()}
     for other in sorted(Path(os.path.realpath(root)).parent.iterdir()):
@@ -522,7 +524,7 @@ def _links(root: Path, shards: Sequence[str]) -> Iterator[CopyLeft]:
 
 
 def _shared(other: Path, files: Collection[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Those of these files that are of another set, too."""
+    """Those of these files that belong to another set, too."""
     try:
         info = read_dataset_info(other)
     except PackerError:
@@ -535,7 +537,7 @@ def _shared(other: Path, files: Collection[tuple[int, int]]) -> Iterator[tuple[i
 
 
 def _unknown(root: Path, info: DatasetInfo) -> Iterator[str]:
-    """What is in the directory and not of the set."""
+    """Files in the directory that do not belong to the set."""
     known = {DATASET_FILE, WORK_FOLDER, *info.documents}
     known |= {path.partition("/")[0] for path in (*files_of(info), *(old.path for old in info.retired))}
     yield from sorted(name for name in os.listdir(root) if name not in known)

@@ -1,6 +1,6 @@
-"""Changes that write shards: append a source, pack a set again, add a field.
+"""Changes that write shards: append a source, repack a set, add a field.
 
-All shards and indexes that are new become the set at once; see `packer.sets.change`.
+All new shards and indexes become the set at once; see `packer.sets.change`.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ __all__ = ["EXISTING", "add_field", "append", "reshard"]
 
 
 def options_like(root: Path, info: DatasetInfo, shards: Shards, decode: str = "") -> ConvertOptions:
-    """The options of a conversion into shards like those of a set. Raises SourceError where there can be none."""
+    """The options of a conversion into shards like those of a set. Raises SourceError if that is impossible."""
     wrong = "" if info.format in writable_formats() else f"its {info.format} shards cannot be written"
     if info.adopted != AdoptedKeys():
         wrong = "its shards name things in their own way"
@@ -93,9 +93,9 @@ def options_like(root: Path, info: DatasetInfo, shards: Shards, decode: str = ""
 
 
 def recorded_options(root: Path, info: DatasetInfo, options: ConvertOptions) -> ConvertOptions:
-    """`options` with those that the set was packed with: checks, re-encoding, ops, and which samples it takes.
+    """`options`, with those that the set was packed with: checks, re-encoding, ops, and the choice of samples.
 
-    Raises SourceError where dataset.json has some that cannot be read.
+    Raises SourceError if those in dataset.json cannot be read.
     """
     recorded = info.made.get("options")
     recorded = recorded if isinstance(recorded, dict) else {}
@@ -129,10 +129,10 @@ def pack(
 ) -> NewShards:
     """Pack all samples of a listing into the working folder of a change.
 
-    name_of: what the shards of a split are called, in place of the split.
+    name_of: the name of the shards of a split.
 
-    Shards get names that nothing in the directory has: those of a second run, "train.2-…". Shards without samples are
-    left out. Raises OutputError where the disk has not enough room, and as a conversion does.
+    Shards get unused names: those of a second run are "train.2-…". Shards without samples are left out. Raises
+    OutputError if the disk has not enough room, and the errors of a conversion.
     """
     container = format_named(options.to)
     plan = make_plan(listing, options, container)
@@ -172,7 +172,7 @@ def pack(
 
 @dataclass(frozen=True, slots=True)
 class NewShards:
-    """Shards in a working folder: what their parts say, by split."""
+    """Shards in a working folder: the facts of their parts, by split."""
 
     plan: Plan
     splits: Mapping[str, list[PartMeta]]
@@ -183,7 +183,7 @@ class NewShards:
 
     @property
     def targets(self) -> dict[str, str]:
-        """The form of the labels, by field, where they are not class numbers."""
+        """Dtype and shape of labels that are not class numbers, by field."""
         return {name: found for meta in self.metas for name, found in meta.targets.items() if name != "image"}
 
     @property
@@ -205,10 +205,10 @@ def extended_index(
     *,
     root: str,
 ) -> SplitInfo:
-    """Write the index of a split: the columns that it had (`piece`, all of it), then those of new shards.
+    """Write the index of a split: its existing columns (`piece`, all of it), then those of new shards.
 
-    new: the new shards and their parts; fewer parts where shards are of a field only.
-    info: the new description, with the fields of all samples; that of the split is of the old state, if there is one.
+    new: the new shards and their parts; fewer parts if shards have one field only.
+    info: the new description, with the fields of all samples; its split, if there is one, is in the old state.
     root: the folder of the source tree.
     """
     shards, parts = new
@@ -227,7 +227,7 @@ def extended_index(
 
 
 def result_of(root: Path, name: str, info: DatasetInfo, before: int, new: NewShards | None) -> SaveResult:
-    """The result of a change that has written shards, or would."""
+    """The result of a change that has written shards, or would write them."""
     shards = {shard.path: shard for split in info.splits.values() for shard in split.shards}
     return SaveResult(
         output=root,
@@ -259,20 +259,20 @@ def append(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Add the samples of a source to a packed set, in separate shards; the shards that are there stay as they are.
+    """Add the samples of a source to a packed set, in new shards; existing shards do not change.
 
     path: the set.
-    source: anything that `packer.convert` takes. The shards of a packed set that is like this one
-        (`packer.sets.pieces`) are linked, and no byte of them is written.
+    source: any source of `packer.convert`. The shards of a packed set that is like this one (`packer.sets.pieces`) are
+        linked, and no byte of them is written.
     split: the only split to take, or the name for a source without splits.
-    existing: samples whose key the split has already are an error ("raise"), or left out ("skip").
+    existing: samples whose key exists in the split are an error ("raise"), or are left out ("skip").
     shards: size or samples of the new shards.
-    run: workers or an engine, and what to do with unreadable images ("raise", "skip").
+    run: workers or an engine, and the treatment of unreadable images ("raise", "skip").
     dry_run: list and count only.
 
-    Classes are unified by name: those of the set keep their numbers, new ones come behind them. The options that the
-    set was packed with hold for the new samples, as dataset.json has them: re-encoding, ops, `where`, check. Another
-    append to the same set waits. Raises SourceError, BadSampleError, OutputError, DatasetError, WorkerError.
+    Classes are unified by name: those of the set keep their numbers, new ones follow. The options in dataset.json that
+    the set was packed with are applied to the new samples: re-encoding, ops, `where`, check. Another append to the same
+    set waits. Raises SourceError, BadSampleError, OutputError, DatasetError, WorkerError.
     """
     on_error = run.on_error
     if existing not in EXISTING or on_error not in EXISTING:
@@ -324,13 +324,13 @@ def reshard(
 ) -> SaveResult:
     """Repack the samples of a set, into another set or in place.
 
-    output: a new directory; default the set itself, whose old shards stay until `packer.prune`, for its readers.
+    output: a new directory; default the set itself, whose old shards are kept for its readers until `packer.prune`.
     to: the format, by default that of the set.
     shards: size or samples of the new shards, and the seed of a random order.
     run: workers or an engine.
 
     Payloads keep their bytes, except raw pixels, which become PNG in shards other than HDF5. Unused bytes are left out,
-    and the shards agree with the index again. Raises as `append` does.
+    and the shards agree with the index again. Raises the errors of `append`.
     """
     refuse_others(shards, "size", "samples", "shuffle")
     refuse_others(run, "workers", "engine")
@@ -353,7 +353,7 @@ def reshard(
         made = origin_of(info, payload_bytes=sum(meta.payload_bytes for meta in new.metas))
         made = {name: value for name, value in made.items() if name != "indexed_by"} | {"by": f"packer {__version__}"}
         made["options"] = made["options"] | {"to": options.to}
-        if PIXELS in info.fields.values() and raw is None:  # they are PNG now
+        if PIXELS in info.fields.values() and raw is None:  # raw pixels have become PNG
             made["options"] |= {"reencode": asdict(Reencode("png"))}
         arguments = {"to": options.to} | ({} if shuffle is None else {"shuffle": shuffle})
         count = sum(map(len, listing.splits.values()))
@@ -380,7 +380,7 @@ def _resharded(
 
 
 def _alike(root: Path, source: Source, options: ConvertOptions) -> SetTable | None:
-    """The table of a source that is a packed set, could be one with that at `root`, and was packed with its options."""
+    """The table of a source that is a packed set with the options of the set at `root`, and can be joined to it."""
     if not isinstance(source, PackedSource):
         return None
     info = read_dataset_info(source.root)
@@ -397,7 +397,7 @@ def _alike(root: Path, source: Source, options: ConvertOptions) -> SetTable | No
 
 
 def _shown(options: ConvertOptions) -> str:
-    """What samples are packed with besides the options of every set; "" where there is nothing."""
+    """The options that samples are packed with beyond the defaults; "" if there are none."""
     reencode = options.images.reencode and [
         f"{name} {value}" for name, value in asdict(options.images.reencode).items() if value not in (None, "keep")
     ]
@@ -433,13 +433,13 @@ def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watch
 
 def _existing(title: str, count: int, split: str, root: Path, key: str) -> SourceError:
     return SourceError(
-        f"{title}: of the split {split}, {plural(count, 'key')} can be found in {root} already, such as {key!r}; leave "
+        f"{title}: {plural(count, 'key')} of the split {split} exist in {root} already, such as {key!r}; leave "
         f"such samples out with existing='skip', or name another split with split=NAME"
     )
 
 
 class _Append:
-    """The samples of a listing as they are added to a set. Their labels are renumbered, in the listing."""
+    """The samples of a listing, to be added to a set. Their labels are renumbered, in the listing."""
 
     def __init__(
         self,
@@ -462,7 +462,7 @@ class _Append:
 
     @property
     def samples(self) -> int:
-        """How many are added."""
+        """The number of samples to add."""
         return sum(map(len, self.listing.splits.values()))
 
     def _unify(self) -> tuple[str, ...]:
@@ -479,7 +479,7 @@ class _Append:
         return classes
 
     def _compare_keys(self, existing: str) -> int:
-        """Leave out samples whose keys are there already, or raise SourceError; how many were left out."""
+        """Leave out samples with existing keys, or raise SourceError; returns how many were left out."""
         skipped = 0
         for name, part in self.listing.splits.items():
             if name not in self._pieces:
@@ -497,7 +497,7 @@ class _Append:
         return skipped
 
     def write(self, change: Change, new: NewShards) -> DatasetInfo:
-        """Write the indexes; the new description."""
+        """Write the indexes; returns the new description."""
         info = replace(self._info, fields=self._fields, classes=self._classes)
         added = sum(meta.shard.samples for meta in new.metas)
         if not added:
@@ -564,13 +564,13 @@ def add_field(
     """Add a field to a set, from files whose names without suffix are keys.
 
     name: of the field, which must be new.
-    kind: "mask", "boxes", "points", "array", "text", "json", "image" or "file"; by default by the name of the field or
-        the suffix of the files.
+    kind: "mask", "boxes", "points", "array", "text", "json", "image" or "file"; by default from the name of the field
+        or the suffix of the files.
     shards: size or samples of the new shards.
     run: workers or an engine.
 
     Samples without a file lack the field. Raises SourceError if no file belongs to a sample, BadSampleError for a file
-    of another kind, and as `packer.append` does.
+    of another kind, and the errors of `packer.append`.
     """
     refuse_others(shards, "size", "samples")
     refuse_others(run, "workers", "engine")
@@ -599,7 +599,7 @@ def _kind_of(field: str, names: Sequence[str]) -> str:
 
 
 def _hidden_names(root: Path) -> frozenset[str]:
-    """The parts of the keys of a set that begin with a dot."""
+    """The components of the keys of a set that begin with a dot."""
     pieces = open_pieces(root, read_dataset_info(root))
     keys = (key for (piece,) in pieces.values() for key in piece.keys if key[:1] == "." or "/." in key)
     return frozenset(part for key in keys for part in key.split("/") if part[:1] == ".")
@@ -611,7 +611,7 @@ class _Files:
     kind = "file"
 
     def __init__(self, root: Path, field: str, hidden: frozenset[str]) -> None:
-        """hidden: names with a dot in front that keys have; other such files and folders are passed over."""
+        """hidden: components of keys that begin with a dot; other such files and folders are skipped."""
         self.root, self._folder, self._field = root, os.fspath(root), field
         self._by_stem: dict[str, tuple[str, int, int]] = {}
         if not root.is_dir():
@@ -632,7 +632,7 @@ class _Files:
         stem = os.path.splitext(name)[0]
         found = self._by_stem.setdefault(stem, (name, status.st_size, status.st_mtime_ns))
         if found[0] != name:
-            raise SourceError(f"{self.root}: {found[0]} and {name} would both be of the sample {stem!r}; keep one")
+            raise SourceError(f"{self.root}: {found[0]} and {name} would both belong to the sample {stem!r}; keep one")
 
     @property
     def title(self) -> str:
@@ -671,13 +671,13 @@ class _FieldReader(ManifestReader):
     def read(self, place: Any, arena: Arena) -> Sequence[Buffer | None]:
         (payload,) = super().read(place, arena)
         assert payload is not None
-        if self._kind == "json":  # other kinds are checked where they are packed
+        if self._kind == "json":  # other kinds are checked when they are packed
             check_field(self._kind, payload)
         return [payload]
 
 
 class _Addition:
-    """Which sample gets which file, and the columns of the field."""
+    """The file of each sample, and the columns of the field."""
 
     def __init__(self, root: Path, info: DatasetInfo, field: str, files: _Files) -> None:
         if field in info.fields:
@@ -687,15 +687,15 @@ class _Addition:
         separate = tuple(name for name in fields if name in (*info.separate, field))
         self.info = replace(info, fields=fields, separate=separate)
         self._pieces = {name: piece for name, (piece,) in open_pieces(root, info).items()}
-        self._samples: dict[str, npt.NDArray[np.int64]] = {}  # numbers of those with a file, by split
+        self._samples: dict[str, npt.NDArray[np.int64]] = {}  # numbers of samples with a file, by split
         self._used: set[str] = set()
         splits = {name: self._list(name) for name in info.splits}
         self.listing = SourceListing({name: part for name, part in splits.items() if len(part)}, {field: files.kind})
         if not self.listing.splits:
             key = next((piece.keys[0] for piece in self._pieces.values() if len(piece)), "")
             raise SourceError(
-                f"{files.root}: none of {plural(len(files), 'file')} is of a sample of {root}, such as "
-                f"{files.names[0]!r}; expected the key of a sample and any suffix, as {key}.png"
+                f"{files.root}: none of {plural(len(files), 'file')} belongs to a sample of {root}, such as "
+                f"{files.names[0]!r}; expected the key of a sample and any suffix, such as {key}.png"
             )
 
     def _list(self, split: str) -> SplitListing:
@@ -711,7 +711,7 @@ class _Addition:
         return builder.build(self.info.splits[split].root)
 
     def write(self, change: Change, new: NewShards) -> DatasetInfo:
-        """Write all indexes; the new description."""
+        """Write all indexes; returns the new description."""
         splits = {}
         for name, old in self.info.splits.items():
             shards, parts = new.of_split(change, name)
@@ -727,7 +727,7 @@ class _Addition:
         return self.info
 
     def _columns(self, split: str, parts: Sequence[Path], first: int) -> Mapping[str, npt.NDArray[Any]]:
-        """The columns of the field, of all samples of a split. first: the number of its first shard."""
+        """The columns of the field, for all samples of a split. first: the number of its first shard."""
         count, samples, field = len(self._pieces[split]), self._samples[split], self._field
         offset, length = np.full(count, ABSENT, np.uint64), np.zeros(count, np.uint64)
         crc, shard, sizes = np.zeros(count, np.uint32), np.zeros(count, np.uint32), np.zeros(count + 1, np.uint64)

@@ -1,8 +1,8 @@
-"""The index of a new set, made of rows of the indexes of others.
+"""The index of a new set, made of rows of the indexes of other sets.
 
-A piece is some samples of one split of one set, in their stored order, maybe with other labels and longer keys. The
-splits of a new set are lists of pieces. Their shards are listed piece by piece, those of fields with shards of their
-own behind all others, so that, as in every index, samples are in the order of the shards.
+A piece is some samples of one split of one set, in their stored order, possibly with other labels and longer keys. The
+splits of a new set are lists of pieces. Their shards are listed piece by piece, and separate shards of fields after all
+others, so that, as in every index, samples are in the order of the shards.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ Int64s = npt.NDArray[np.int64]
 class Piece:
     """Some samples of a split of a set.
 
-    root, info, split: the set, and the split that they are from.
+    root, info, split: the set, and the split, that the samples are from.
     table: the samples, in stored order.
-    labels: other labels than those of the index, int64 [n].
-    prefix: what comes before their keys.
-    extra: columns in place of those of the index, by name.
+    labels: labels that replace those of the index, int64 [n].
+    prefix: the prefix of their keys.
+    extra: columns that replace those of the index, by name.
     """
 
     root: Path
@@ -74,7 +74,7 @@ class Piece:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is the split as it is."""
+        """Whether it is the whole split, unchanged."""
         return self.table.rows is None and self.labels is None and not self.prefix and not self.extra
 
     @property
@@ -89,14 +89,14 @@ class Piece:
         return Strings.of(self.prefix + key for key in keys) if self.prefix else keys
 
     def take(self, indices: Int64s) -> Piece:
-        """The samples at `indices`, which rise."""
+        """The samples at `indices`, which are in ascending order."""
         if len(indices) == len(self):
             return self
         labels = None if self.labels is None else self.labels[indices]
         return replace(self, table=self.table.take(indices), labels=labels)
 
     def relabelled(self, numbers: Int64s) -> Piece:
-        """With the label numbers[label], and numbers[-1] in place of none; itself where that is the same."""
+        """Labels mapped through `numbers`; unlabelled samples get numbers[-1]. Returns itself if nothing changes."""
         labels = self.current_labels
         new = numbers[labels]
         return self if np.array_equal(new, labels) else replace(self, labels=new)
@@ -114,7 +114,7 @@ class Piece:
         fields: Sequence[str],
         columns: Callable[[Collection[str]], Mapping[str, Sequence[Any]]],
     ) -> TableFacts:
-        """What an expression sees of it, as a part of a table with these classes, fields and columns."""
+        """The facts for expressions, as a part of a table with these classes, fields and columns."""
         return _PieceFacts(self, split, classes, fields, columns)
 
 
@@ -138,8 +138,8 @@ def open_pieces(root: Path, info: DatasetInfo) -> dict[str, tuple[Piece, ...]]:
 class SplitShards(NamedTuple):
     """The shards of a new split.
 
-    shards: in order, each with the piece that it is of (the same shard may be listed for several), and how many of the
-        piece's samples it has: 0 for one of a field.
+    shards: in order, each with the piece that it belongs to (a shard may be listed for several), and the number of the
+        piece's samples in it: 0 for a shard of a field.
     numbers: for each piece, the new number of each shard of its old split, int64.
     """
 
@@ -148,7 +148,7 @@ class SplitShards(NamedTuple):
 
 
 def shards_of_split(pieces: Sequence[Piece], separate: Sequence[str]) -> SplitShards:
-    """The shards that the samples of these pieces are in, and those with their fields of `separate`."""
+    """The shards with the samples of these pieces, and those with their fields of `separate`."""
     shards: list[tuple[Piece, ShardInfo]] = []
     numbers = [np.zeros(max(1, len(piece.info.splits[piece.split].shards)), np.int64) for piece in pieces]
     for piece, new in zip(pieces, numbers, strict=True):
@@ -165,7 +165,7 @@ def shards_of_split(pieces: Sequence[Piece], separate: Sequence[str]) -> SplitSh
 
 
 def _shards_of_fields(piece: Piece, separate: Sequence[str]) -> Int64s:
-    """The numbers of the shards of a piece's fields that are not in the shards of its samples."""
+    """The numbers of a piece's shards of separate fields."""
     found = [np.zeros(0, np.int64)]
     for name in separate:
         if name in piece.table.columns.separate:
@@ -187,7 +187,7 @@ class PieceColumns:
             *piece.extra,
             *(name.removesuffix(".npy") for name in column_names(piece.table.fields, separate)),
         }
-        self._texts: tuple[str, Strings] | None = None  # the blob and the offsets are asked for one after the other
+        self._texts: tuple[str, Strings] | None = None  # cached, since blob and offsets are requested one by one
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
@@ -232,19 +232,19 @@ class PieceColumns:
         )
 
 
-# What several sets must have in common to become one, and what is made one: fields, and classes by their names.
+# Unifying sets: what they must have in common, and how their fields and classes are joined.
 #
-# dataset.json says once for all shards: format, label offset, what shards made elsewhere call things, and what readers
-# will decode the images to. Sets that differ there are refused, with the command that makes them alike. Fields are
-# those of all sets; a sample has those that its set has. Classes are those of all sets, by name: the first set's keep
-# their numbers, and new names come behind them.
+# dataset.json states once for all shards: format, label offset, names in foreign shards, and the form to which readers
+# will decode the images. Sets that differ there are refused, with the command that makes them alike. The fields are
+# those of all sets; a sample has the fields of its set. Classes are joined by name: those of the first set keep their
+# numbers, and new names follow.
 
 
 _TARGET = "target"
 
 
 def decode_of(*infos: DatasetInfo) -> str:
-    """What the images of sets that are alike were checked to decode to; "none" for shards made elsewhere."""
+    """The form to which the images of these sets were checked to decode; "none" for foreign shards."""
     found = set()
     for info in infos:
         options = info.made.get("options")
@@ -254,7 +254,7 @@ def decode_of(*infos: DatasetInfo) -> str:
 
 
 def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
-    """Raise SourceError where sets (by their titles) cannot be one set."""
+    """Raise SourceError if sets (by their titles) cannot be joined."""
     (first_title, first), *others = infos.items()
     for title, info in others:
         for what, one, other, remedy in (
@@ -275,29 +275,29 @@ def _quoted(value: Any) -> str:
 
 
 def unified_fields(sets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    """The fields of all sets (by their titles), the image first. Raises SourceError where one has two kinds."""
+    """The fields of all sets (by their titles), the image first. Raises SourceError if one has two kinds."""
     fields: dict[str, str] = {}
     for title, found in sets.items():
         for name, kind in found.items():
             if fields.setdefault(name, kind) != kind:
                 raise SourceError(
-                    f"{title}: the field {name} is of the kind {kind!r}, elsewhere of the kind {fields[name]!r}; pack "
+                    f"{title}: the field {name} has the kind {kind!r}, elsewhere the kind {fields[name]!r}; pack "
                     f"one of them under another name"
                 )
     return {name: fields[name] for name in sorted(fields, key=lambda name: name != "image")}
 
 
 def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str, ...]:
-    """The names of the classes of all sets. sets: title, names, and the highest label, -1 for none.
+    """The class names of all sets. sets: title, class names, and the highest label, -1 for none.
 
-    Raises SourceError where labels have names in one set and none in another.
+    Raises SourceError if labels have names in one set and none in another.
     """
     named = [title for title, classes, _ in sets if classes]
     for title, classes, highest in sets:
         if highest >= len(classes) and named:
             other = next((name for name in named if name != title), title)
             raise SourceError(
-                f"{title}: has the label {highest} and {len(classes)} names of classes, while {other} names its "
+                f"{title}: has the label {highest} and {len(classes)} class names, while {other} names its "
                 f"classes, so it is unknown which are the same; name them first:  "
                 f"packer relabel {quoted(title)} --classes FILE"
             )
@@ -305,7 +305,7 @@ def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str
 
 
 def target_forms(root: Path, info: DatasetInfo) -> dict[str, str]:
-    """Dtype and shape of the labels that are not class numbers, by field: those of a sample, as all are alike."""
+    """Dtype and shape of the labels that are not class numbers, by field, from one sample, since all are alike."""
     found: dict[str, str] = {}
     for split in info.splits if _TARGET in info.fields.values() else ():
         with readers.open(root, split) as reader:
@@ -318,28 +318,28 @@ def target_forms(root: Path, info: DatasetInfo) -> dict[str, str]:
 
 
 def check_targets(sets: Mapping[str, Mapping[str, str]]) -> None:
-    """Raise SourceError where labels of two sets (by their titles) that are not class numbers differ in their form."""
+    """Raise SourceError if labels that are not class numbers differ in dtype or shape. sets: by their titles."""
     known: dict[str, tuple[str, str]] = {}
     for title, forms in sets.items():
         for name, form in forms.items():
             expected, first = known.setdefault(name, (form, title))
             if form != expected:
                 raise SourceError(
-                    f"{title}: its labels ({name}) are {form}, those of {first} {expected}: all labels of a set are "
-                    f"alike; pack one of them again, with labels of the same form or under another name"
+                    f"{title}: its labels ({name}) are {form}, those of {first} {expected}: all labels of a set have "
+                    f"one dtype and shape; repack one of them, with matching labels or under another name"
                 )
 
 
 def renumbering(old: Sequence[str], new: Sequence[str]) -> npt.NDArray[np.int64]:
-    """The new number of each old class by its name, and NO_LABEL at the end, for labels of -1: int64 [classes + 1]."""
+    """The new number of each old class, by name, and NO_LABEL at the end, for labels of -1: int64 [classes + 1]."""
     numbers = {name: number for number, name in enumerate(new)}
     return np.array([*(numbers[name] for name in old), NO_LABEL], np.int64)
 
 
-# --- other labels, of whole classes or of single samples ------------------------------------------------------------
-# A table with the columns key and label has those of single samples. A label is the name of a class, or a whole
-# number; nothing, NaN and -1 mean none. A name that the set does not have yet is a new class, behind the others. A
-# third column, split, says which split a key is in, if it is in several.
+# --- new labels of whole classes or of single samples ---------------------------------------------------------------
+# New labels of single samples are in a table with the columns key and label. A label is a class name or a whole number;
+# an empty cell, NaN and -1 mean no label. An unknown name becomes a new class, after the others. A third column, split,
+# names the split of a key that occurs in several.
 
 
 _WHOLE = re.compile(r"[+-]?\d{1,18}(\.0+)?")
@@ -354,12 +354,12 @@ class LabelChange:
 
     @classmethod
     def of(cls, labels: Mapping[str, Any], title: str = "labels") -> LabelChange:
-        """From labels by key."""
+        """New labels by key."""
         return cls(title, {("", key): (label, f"{title}: {key}") for key, label in labels.items()})
 
 
 def read_labels(path: Path) -> LabelChange:
-    """Read a table (.csv, .tsv, .jsonl, .parquet). Raises SourceError: no such column, or two labels of one key."""
+    """Read a table (.csv, .tsv, .jsonl, .parquet). Raises SourceError: missing column, or two labels for one key."""
     table = open_table(path)
     for name in ("key", "label"):
         if name not in table.columns:
@@ -381,7 +381,7 @@ def read_labels(path: Path) -> LabelChange:
 def mapped_classes(
     classes: Sequence[str], names: Mapping[str, str], title: str
 ) -> tuple[tuple[str, ...], npt.NDArray[np.int64]]:
-    """The classes under new names, and the new number of each label: int64 [classes + 1], the last one for none.
+    """The classes under new names, and the new number of each label: int64 [classes + 1], the last one for no label.
 
     Raises UnknownNameError for an unknown class, ValueError for an empty name.
     """
@@ -400,7 +400,7 @@ def labels_by_key(
 ) -> tuple[tuple[str, ...], dict[str, tuple[Piece, ...]]]:
     """The classes and the splits with the labels of a change.
 
-    Raises UnknownNameError for a key that no sample has, SourceError for a label that means nothing.
+    Raises UnknownNameError for a key that no sample has, SourceError for an invalid label.
     """
     numbering = _Numbering(
         classes, any(bool((p.current_labels >= 0).any()) for parts in splits.values() for p in parts)
@@ -429,7 +429,7 @@ def labels_by_key(
 
 
 class _Numbering:
-    """Class numbers of labels as they are written; new names become new classes."""
+    """Class numbers of labels as they are written in a table; new names become new classes."""
 
     def __init__(self, classes: Sequence[str], has_labels: bool) -> None:
         self._numbers = {name: number for number, name in enumerate(classes)}
@@ -454,14 +454,14 @@ class _Numbering:
                 return number
             if self._are_like_numbers:
                 raise SourceError(
-                    f"{where}: no class is called {text!r}, and classes of this set are called by numbers"
+                    f"{where}: no class is called {text!r}, and the classes of this set are called by numbers"
                 )
             if number >= 0 and not (self._count and number >= self._count):
                 if not self._count:
                     self._first_number = self._first_number or f"{where}: the label is {text}"
                     self._refuse_both()
                 return number
-            raise SourceError(f"{where}: the label is {text}, expected -1 to {self._count - 1}, or the name of a class")
+            raise SourceError(f"{where}: the label is {text}, expected -1 to {self._count - 1}, or a class name")
         if not isinstance(label, str) or not self._takes_names:
             what = "a text" if self._takes_names else "a whole number, as all labels of this set"
             raise SourceError(f"{where}: the label is {label!r:.80}, expected {what}")

@@ -1,4 +1,4 @@
-"""A set as a value: which samples are in which split, under which label. Other values are made of it.
+"""A set as a value: the samples of each split, and their labels. Other values are derived from it.
 
     import packer
 
@@ -6,7 +6,7 @@
     large = whole.where("min_side >= 64").drop(keys=["n01440764/bad"])
     parts = large.split({"train": 0.9, "val": 0.1}, seed=0, stratify=True)
     parts.save("imagenet-parts")              # a new set: an index, and links to the shards
-    whole.relabel({"crane bird": "crane"}).save()     # the set itself, if it has not been changed since
+    whole.relabel({"crane bird": "crane"}).save()     # changes the set itself, unless it was changed meanwhile
 
 Only indexes are read, and nothing is written until `save`.
 """
@@ -82,14 +82,14 @@ _KEPT = ("by", "indexed_by", "source", "options")
 
 @dataclass(frozen=True, slots=True)
 class SaveResult(Result):
-    """The result of a change of a set: splits maps names to samples. Sizes are bytes.
+    """The result of a change of a set. splits: samples by split name. Sizes are in bytes.
 
-    samples_before: of the set that it was made of, or of the first of several.
-    shards: number of shards of the set; written_bytes: bytes of them that this operation has written.
-    linked: shards of other sets; symbolic: those of them that are symbolic links, on another file system.
-    payload_bytes: of the samples; shard_bytes: of the shards, including bytes of other samples.
+    samples_before: of the original set, or of the first of several.
+    shards: number of shards of the set; written_bytes: bytes of shards written by this operation.
+    linked: number of linked shards of other sets; symbolic: those linked symbolically, on another filesystem.
+    payload_bytes: of the samples; shard_bytes: of the shards, including unused bytes.
     left_out: files of a source that are not samples; skipped: samples that the set already had.
-    with_field: samples that have the field that was added; unmatched: files for it that are of no sample.
+    with_field: samples with the added field; unmatched: files for it that belong to no sample.
     """
 
     output: Path
@@ -118,14 +118,14 @@ def save(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Write a new set to the directory `output`, or, without one, change the set that the table is of.
+    """Write a new set to the directory `output`, or, without one, change the original set of the table.
 
     dry_run: write nothing.
 
     No byte of a shard is written. A new set has hard links to the shards of its source sets, so it does not need them;
-    on another file system the links are symbolic, with a warning, and the source sets must stay.
+    on another filesystem the links are symbolic, with a warning, and the source sets must stay.
 
-    Raises OutputError where the set has been changed since the table was opened, or `output` is not empty or new.
+    Raises OutputError if the set was changed since the table was opened, or `output` is neither empty nor new.
     """
     watcher = watcher or Silent()
     root = table.root if output is None else local_output(output)
@@ -138,26 +138,26 @@ def save(
 
 
 def write_table(change: Change, table: SetTable, watcher: Watcher) -> SaveResult:
-    """Make a table the set of a directory. See `save`."""
+    """Write a table as the set of a directory. See `save`."""
     with output_errors():
         writing = _Writing(table, change.root, change)
         info = writing.write()
     symbolic = change.commit(info)
     if symbolic:
         watcher.note(
-            f"warning: {plural(symbolic, 'shard')} of other file systems {'is' if symbolic == 1 else 'are'} linked by "
-            f"name: {change.root} needs the sets that it is made of where they are"
+            f"warning: {plural(symbolic, 'shard')} on other filesystems {'is' if symbolic == 1 else 'are'} linked by "
+            f"name: {change.root} needs the sets that it was made from at their places"
         )
     return writing.result(symbolic=symbolic)
 
 
 def operation(name: str, arguments: Mapping[str, Any], samples: tuple[int, int]) -> Operation:
-    """An entry of the history, made now."""
+    """An entry of the history, with the present time."""
     return Operation(name, arguments, now(), f"packer {__version__}", samples)
 
 
 def origin_of(*infos: DatasetInfo, payload_bytes: int) -> dict[str, Any]:
-    """`made` of a set that is made of others: as the first, from the sources of all of them."""
+    """The field `made` of a set that was made from others: like that of the first, with the sources of all of them."""
     made = {name: infos[0].made[name] for name in _KEPT if name in infos[0].made}
     sources = dict.fromkeys(str(info.made["source"]) for info in infos if "source" in info.made)
     options = dict(made.get("options", {})) | {"decode": decode_of(*infos)}
@@ -177,7 +177,7 @@ class _Writing:
         self._shards = {name: shards_of_split(pieces, self._separate) for name, pieces in table.splits.items()}
 
     def write(self) -> DatasetInfo:
-        """Write the indexes of changed splits into the working folder; the description of the set."""
+        """Write the indexes of changed splits into the working folder; returns the description of the set."""
         table = self._table
         splits = {name: self._split(name, pieces) for name, pieces in table.splits.items()}
         infos = table.bases.values()
@@ -212,7 +212,7 @@ class _Writing:
         return self._change.write_index(name, columns, counts, self._fields, infos, root=folder, separate=separate)
 
     def _path(self, piece: Piece, shard: ShardInfo) -> str:
-        """The path of a shard in the new set: its own in a set that is changed, that of a link to another's."""
+        """The path of a shard in the new set: unchanged for the set's own shards, that of a link for others."""
         assert self._change is not None
         if self._change.info is not None and piece.root == self._root:
             return shard.path
@@ -259,7 +259,7 @@ _SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What was done: the operation, its arguments, and how many samples there were before and after."""
+    """One operation, its arguments, and the number of samples before and after."""
 
     operation: str
     arguments: Mapping[str, Any]
@@ -277,11 +277,11 @@ def table(path: str | os.PathLike[str]) -> SetTable:
 class SetTable:
     """The samples of all splits of an existing or future set.
 
-    root, info: the set that it began with; `concat` keeps those of the first.
+    root, info: the original set; `concat` keeps those of the first.
     classes: names by label.
     splits: the pieces of each split; see `packer.sets.pieces`.
-    steps: what was done since.
-    changed: what the index would say otherwise than the shards, names of `readers.layout.EDITS`.
+    steps: operations since the original set.
+    changed: differences between index and shards, names of `readers.layout.EDITS`.
     """
 
     root: Path
@@ -310,12 +310,12 @@ class SetTable:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Name -> kind, those of all sets. Raises SourceError where one field has two kinds."""
+        """Name -> kind, for all sets. Raises SourceError if a field has two kinds."""
         return unified_fields({title: info.fields for title, info in self.bases.items()})
 
     @property
     def highest_label(self) -> int:
-        """The highest class number of any sample; NO_LABEL (-1) where none has a label."""
+        """The highest class number of any sample; NO_LABEL (-1) if none has a label."""
         return max((int(piece.current_labels.max(initial=NO_LABEL)) for piece in self.pieces), default=NO_LABEL)
 
     def labels(self, split: str) -> Int64s:
@@ -345,10 +345,10 @@ class SetTable:
     def drop(
         self, where: str | None = None, *, keys: Iterable[str] | None = None, split: str | None = None
     ) -> SetTable:
-        """Without the samples for which an expression is true, or that have one of these keys. The history has neither
-        the keys nor what `where` compares keys and columns with.
+        """All samples except those for which an expression is true, or that have one of these keys. The history records
+        neither the keys nor the values that `where` compares keys and columns with.
 
-        split: only samples of this split. Raises as `where` and `select` do.
+        split: only samples of this split. Raises the errors of `where` and `select`.
         """
         if (where is None) == (keys is None):
             raise ValueError("select the samples to drop by either an expression (where=…) or keys (keys=…)")
@@ -357,7 +357,7 @@ class SetTable:
         return self._filtered(lambda name, piece: ~mask(name, piece), split, "drop", arguments, others_stay=True)
 
     def without(self, samples: Mapping[str, Int64s], operation: str, arguments: Mapping[str, Any]) -> SetTable:
-        """Without some samples: their numbers in each split, which rise; named so in the history."""
+        """All samples except these (ascending numbers in each split); operation, arguments: for the history."""
         masks = {name: np.ones(count, np.bool_) for name, count in self.counts.items()}
         for name, numbers in samples.items():
             masks[self._name(name)][numbers] = False
@@ -370,7 +370,7 @@ class SetTable:
         return self._counted(lambda count: np.arange(0, count, step), split, {"every": step})
 
     def limit(self, count: int, *, seed: int | None = None, split: str | None = None) -> SetTable:
-        """At most `count` samples of each split: the first ones, or as many drawn by `seed`."""
+        """At most `count` samples of each split: the first ones, or random ones drawn with `seed`."""
         if count < 1:
             raise ValueError(f"limit is {count}, expected at least 1")
 
@@ -391,17 +391,17 @@ class SetTable:
         group: str | None = None,
         split: str | None = None,
     ) -> SetTable:
-        """Distribute all samples, or those of one split, at random among new splits.
+        """Divide all samples, or those of one split, at random into new splits.
 
         fractions: the share of each split; the shares sum to 1.
         seed: from 0 to 2^32 - 1.
-        stratify: divide every class by these shares, as nearly as possible.
-        group: a column of the table from which the set was packed, as "patient", or "folder", the folder of the key:
-            samples with the same value stay together.
+        stratify: divide every class in these shares, as closely as possible.
+        group: a column of the table from which the set was packed, such as "patient", or "folder", the folder of the
+            key: samples with the same value stay together.
 
-        Splits have exactly the share of samples, to within one; with `group`, as nearly as the groups allow. Other
-        splits stay. Raises ValueError, BadNameError, UnknownNameError (no such column), and SourceError where a split
-        would be empty, or a sample is in no group.
+        Splits have exactly their share of samples, to within one; with `group`, as closely as the groups allow. Other
+        splits do not change. Raises ValueError, BadNameError, UnknownNameError (no such column), and SourceError if a
+        split would be empty, or a sample is in no group.
         """
         names = {str(SplitName(name)): share for name, share in fractions.items()}
         dealt = self.splits if split is None else {self._name(split): self._split(split)}
@@ -438,10 +438,10 @@ class SetTable:
         labels: LabelChange | None = None,
         classes: Sequence[str] | None = None,
     ) -> SetTable:
-        """With other classes.
+        """Change class names or labels.
 
-        names: new names by old names; a class that gets the name of another class is joined with it.
-        labels: the class of single samples by key, as `packer.sets.pieces.read_labels` reads them.
+        names: old name -> new name; a class that gets the name of another class is joined with it.
+        labels: the class of single samples by key, as read by `packer.sets.pieces.read_labels`.
         classes: names by label, for a set without names.
 
         Raises UnknownNameError for an unknown class or key, ValueError.
@@ -465,10 +465,10 @@ class SetTable:
     def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
         """The samples of this set, then those of other sets, split by split; classes are unified by name.
 
-        prefix_keys: put the name of the set's directory and a slash before each key; with a number, if two sets have
+        prefix_keys: prefix each key with the name of the set's directory and a slash, with a number if two sets have
             the same name.
 
-        Raises SourceError where the sets cannot be one (`packer.sets.pieces`), or share a key in one split.
+        Raises SourceError if the sets cannot be joined (`packer.sets.pieces`), or share a key in one split.
         """
         tables = [self, *others]
         bases = {title: info for table in tables for title, info in table.bases.items()}
@@ -486,7 +486,7 @@ class SetTable:
                     more = [replace(piece, prefix=f"{own}/{piece.prefix}") for piece in more]
                 splits[name] = (*splits.get(name, ()), *more)
         for parts in splits.values():
-            self._check_keys(parts, "put the names of the sets before all keys with prefix_keys=True")
+            self._check_keys(parts, "prefix all keys with the names of the sets by prefix_keys=True")
         changed = {*self._edit_of_labels(splits), *(("keys",) if prefix_keys else ())}
         changed |= {edit for table in tables for edit in table.changed}
         found = self._next(splits, "merge", {"sets": [place_name(table.root) for table in tables]}, *changed)
@@ -545,8 +545,8 @@ class SetTable:
         return lambda name, piece: where.mask(facts(name, piece))
 
     def _facts(self) -> Callable[[str, Piece], Facts]:
-        """What expressions see of a piece of a split."""
-        fields, columns = list(self.fields), cache(self._columns)  # read once, and only where they are looked at
+        """The facts for expressions about a piece of a split."""
+        fields, columns = list(self.fields), cache(self._columns)  # read once, and only if used
         return lambda name, piece: piece.facts(
             name, self.classes, fields, lambda names: columns(frozenset(names))[id(piece)]
         )
@@ -558,7 +558,7 @@ class SetTable:
         return {id(piece): columns for piece, columns in zip(self.pieces, found, strict=True)}
 
     def _groups(self, pieces: Sequence[Piece], name: str) -> Int64s:
-        """The number of the group of each sample of these pieces."""
+        """The group number of each sample of these pieces."""
         facts = self._facts()
         values = [value for piece in pieces for value in group_values(facts("", piece), name)]
         return as_groups(values, [key for piece in pieces for key in piece.keys], name, self.root)
@@ -587,7 +587,7 @@ class SetTable:
         return ("labels",) if any(piece.labels is not None for pieces in splits.values() for piece in pieces) else ()
 
     def _check_keys(self, pieces: Sequence[Piece], advice: str) -> None:
-        """Raise SourceError where two samples of a split would have the same key."""
+        """Raise SourceError if two samples of a split would have the same key."""
         if len(pieces) < 2:
             return
         count = sum(map(len, pieces))
@@ -600,7 +600,7 @@ class SetTable:
             if other != number:
                 raise SourceError(
                     f"the key {key!r} is in {pieces[other].root} ({pieces[other].split}) and in {pieces[number].root} "
-                    f"({pieces[number].split}), and keys are unique in a split; {advice}, or drop one of the samples"
+                    f"({pieces[number].split}), but keys are unique in a split; {advice}, or drop one of the samples"
                 )
 
     def _name(self, split: str) -> str:
@@ -615,14 +615,14 @@ class SetTable:
 def without_values(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of an operation for the history, without the values that `where` compares keys and columns with.
 
-    They may name the people whose samples are taken out.
+    They may name the people whose samples are removed.
     """
     where = arguments.get("where")
     if not isinstance(where, str):
         return dict(arguments)
     try:
         return {**arguments, "where": parse_where(where).without_values}
-    except ValueError:  # of a later version
+    except ValueError:  # written by a later version
         return {**arguments, "where": "…"}
 
 
@@ -634,8 +634,8 @@ def _starts(pieces: Sequence[Piece]) -> Iterable[tuple[Piece, int]]:
 
 
 # --- changes as functions of paths, for the command line ------------------------------------------------------------
-# Without an output the set itself is changed, under its lock, so that of two commands at once the second works on what
-# the first has made.
+# Without an output the set itself is changed, under its lock, so that of two concurrent commands the second works on
+# the result of the first.
 
 
 _Path: TypeAlias = str | os.PathLike[str]
@@ -643,7 +643,7 @@ _Path: TypeAlias = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class PruneResult(Result):
-    """What was removed of earlier states of a set."""
+    """The removed files of earlier states of a set."""
 
     path: Path
     files: tuple[str, ...]
@@ -659,7 +659,7 @@ def merge(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """One set of several, split by split. See `SetTable.concat` for what they must have in common."""
+    """Merge sets, split by split. See `SetTable.concat` for what they must have in common."""
     if len(paths) < 2:
         raise ValueError(f"expected two sets or more to merge, found {len(paths)}")
     first, *others = map(table, paths)
@@ -678,7 +678,7 @@ def split(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Distribute the samples of a set, or of one split, among new splits; see `SetTable.split`."""
+    """Divide the samples of a set, or of one split, into new splits; see `SetTable.split`."""
     return _changed(
         path,
         output,
@@ -696,7 +696,7 @@ def subset(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """A new set of some samples. choose: as lambda whole: whole.where("min_side >= 64").limit(1000)."""
+    """A new set of some samples. choose: such as lambda whole: whole.where("min_side >= 64").limit(1000)."""
     return choose(table(path)).save(output, dry_run=dry_run, watcher=watcher)
 
 
@@ -710,7 +710,7 @@ def relabel(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Give classes other names, or samples other labels. labels: a table with the columns key and label.
+    """Rename classes, or give samples other labels. labels: a table with the columns key and label.
 
     See `SetTable.relabel`.
     """
@@ -745,14 +745,14 @@ def prune(path: _Path, *, dry_run: bool = False, watcher: Watcher | None = None)
 
 
 def read_keys(path: _Path) -> list[str]:
-    """Keys from a text file, one a line. Raises SourceError."""
+    """Keys from a text file, one per line. Raises SourceError."""
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(f"{path}: cannot be read as text in UTF-8: {error}") from error
     keys = [line.removesuffix("\r") for line in text.split("\n") if line.strip()]
     if not keys:
-        raise SourceError(f"{path}: holds no keys; expected one a line")
+        raise SourceError(f"{path}: has no keys; expected one per line")
     return keys
 
 

@@ -1,4 +1,4 @@
-"""Where samples come from: `open_source` finds the kind of a path in `entries`; the module of a kind is loaded on use.
+"""Sources of samples: `open_source` finds the kind of a path in `entries`; the module of a kind is imported on use.
 
 Another package adds a source through the entry point `packer.sources` (see `packer.registry`).
 """
@@ -36,18 +36,18 @@ def open_source(
     layout: str = "auto",
     **more: Any,
 ) -> Source:
-    """The source at `path`: a folder, a packed set, a manifest, an archive, a shard made elsewhere, …
+    """The source at `path`: a folder, a packed set, a manifest, an archive, a foreign shard, …
 
     path_column, label_column, folder: of a manifest (`packer.sources.manifest`); the first two also of a list of
-    addresses, label_column of CelebA, CIFAR-100 and what has columns or fields (Hugging Face, MDS, FFCV), folder of a
-    file of COCO.
-    split_column: whose values are the splits: of a manifest, a list of addresses, Hugging Face, MDS.
+    addresses, label_column of CelebA, CIFAR-100 and sources with columns or fields (Hugging Face, MDS, FFCV), folder of
+    a COCO file.
+    split_column: the column with the split of each sample, in a manifest, a list of addresses, Hugging Face, MDS.
     fields: field -> column of a manifest, or key in a shard.
     image_key, label_key, label_offset (subtracted from the labels): of a shard; label_offset also of IDX files.
-    layout: "tree" takes the folders of a tree, or of an archive, for classes also where they look like something else
+    layout: "tree" takes the folders of a tree, or of an archive, as classes, even if they look like another layout
     (`packer.sources.layouts`).
     more: image_sets of Pascal VOC (`packer.sources.voc`), the options of a list of addresses
-    (`packer.sources.url_list.FetchOptions`), and those of sources that other packages add.
+    (`packer.sources.url_list.FetchOptions`), and those of sources from other packages.
     Raises SourceError for a missing or unknown file, or for an option of another kind of source.
     """
     root = Path(path)
@@ -55,7 +55,7 @@ def open_source(
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, not {layout!r}")
     if "://" in os.fspath(path):
         raise SourceError(
-            "the source is an address, and packer converts what is on this machine: copy the set with  "
+            "the source is an address, but packer converts local files: copy the set with  "
             "packer stage ADDRESS --target DIR  and convert the directory that this prints"
         )
     if not root.exists():
@@ -63,7 +63,7 @@ def open_source(
     entry = _entry_of(root, layout)
     if entry is None:
         known = ", ".join(entry.title for entry in REGISTRY)
-        raise SourceError(f"{root}: no kind of source that packer knows: {known}")
+        raise SourceError(f"{root}: not a known kind of source: {known}")
     usual: dict[str, Any] = {"label_offset": 0, "layout": "auto"}
     asked = more | {
         "path_column": path_column,
@@ -81,7 +81,7 @@ def open_source(
 
 
 def _entry_of(root: Path, layout: str) -> SourceEntry | None:
-    """The entry that takes a path: by what it recognises, then by the first bytes of a file, then by its name."""
+    """The entry that takes a path: by its `recognises`, then by the first bytes of a file, then by its name."""
     any_kind = layout != "tree" or not root.is_dir()
     asked = (entry for entry in REGISTRY if any_kind or entry.name == "folder" or not entry.is_tree)
     found = next((entry for entry in asked if entry.recognises is not None and entry.recognises(root)), None)
@@ -102,7 +102,7 @@ def _without_compression(name: str) -> str:
 
 
 def plain_name(path: Path) -> str:
-    """The name of a source without the suffixes of its kind: x.tar.gz, x.csv and x.h5 are x."""
+    """The name of a source without the suffixes of its kind: x for x.tar.gz, x.csv and x.h5."""
     name = _without_compression(path.name)
     stem, dot, suffix = name.rpartition(".")
     known = (*REGISTRY.suffixes(), *FORMATS.suffixes())
@@ -110,7 +110,7 @@ def plain_name(path: Path) -> str:
 
 
 def default_output_name(source: object, to: str) -> str:
-    """`<source name>-<format>`, in the current directory; the name of a link is that of the link."""
-    is_path = isinstance(source, (str, os.PathLike))  # a Path has a `root` too, which is "/"
+    """`<source name>-<format>`, in the current directory; for a link, the name of the link."""
+    is_path = isinstance(source, (str, os.PathLike))  # a Path has a `root`, too, which is "/"
     root = Path(os.path.abspath(str(source if is_path else getattr(source, "root", source))))
     return f"{root.name if root.is_dir() else plain_name(root)}-{to}"

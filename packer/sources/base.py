@@ -1,6 +1,6 @@
-"""What a source promises: a quick listing of its samples, and their bytes, which a worker reads.
+"""The interface of sources: a fast listing of the samples, and readers that workers read their bytes with.
 
-`list` looks at names and sizes only and runs once. `open` gives each worker a reader of the samples of a slice of that
+`list` examines names and sizes only, and runs once. `open` gives each worker a reader of the samples of a slice of that
 listing, which reads into the worker's arena. A source object is small and picklable.
 """
 
@@ -77,14 +77,14 @@ __all__ = [
 
 
 # ------------------------------------------------------------------------------
-# Where each sample of a listing is, as its source's reader needs it: numbers, or small objects of any kind.
+# Places: the location of each sample of a listing, for the reader of its source: numbers, or small objects.
 
 
 _BLOCK_SAMPLES = 1024
 
 
 class Places(Protocol):
-    """Where each sample is, as the source's reader needs it; slices are lists."""
+    """The location of each sample, for the reader of its source; slices are lists."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any) -> Any: ...
@@ -111,7 +111,7 @@ class NumberPlaces(Sequence["tuple[int, ...]"]):
 
 
 class ObjectPlaces(Sequence[Any]):
-    """Places that are small objects of any kind, each pickled: some 20 bytes, where a tuple of Python has 100."""
+    """Places that are small objects, each pickled: about 20 bytes, compared with 100 for a Python tuple."""
 
     def __init__(self, pickles: Strings) -> None:
         self._pickles = pickles
@@ -142,14 +142,14 @@ class ObjectPlaces(Sequence[Any]):
 
 
 # ------------------------------------------------------------------------------
-# Small questions that many sources ask: how large a file is, and which split is meant.
+# Helpers of many sources: the size of a file, and the meaning of a split name.
 
 
 _MAX_DEPTH = 100
 
 
 def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """(bytes, modification time in ns) of a file; -1 bytes for one that cannot be examined, or is none."""
+    """(bytes, modification time in ns) of a file; -1 bytes if it cannot be examined, or is not a file."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -162,7 +162,7 @@ N = TypeVar("N", bound=str)
 
 
 def wanted_split(split: str | None, names: Collection[str], where: str) -> str | None:
-    """The one of `names` that is asked for, None for all; val, valid and validation stand for each other.
+    """The requested one of `names`, None for all; val, valid and validation are synonyms.
 
     Raises SourceError for any other name.
     """
@@ -175,7 +175,7 @@ def wanted_split(split: str | None, names: Collection[str], where: str) -> str |
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """(bytes, modification time in ns) of a file: where these differ, it is not the file that was listed."""
+    """(bytes, modification time in ns) of a file; if they differ, the file has changed since it was listed."""
     try:
         found = os.stat(path)
     except OSError as error:
@@ -184,9 +184,9 @@ def file_stamp(path: Path) -> tuple[int, int]:
 
 
 def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
-    """What a YAML text says. Raises SourceError, also for aliases: with them a few bytes stand for any number.
+    """Parse YAML. Raises SourceError, also for aliases, by which a few bytes can stand for any amount of data.
 
-    extra: the one of packer that has PyYAML, for this purpose.
+    extra: packer's extra that installs PyYAML, for this purpose.
     """
     try:
         import yaml
@@ -210,10 +210,10 @@ _PLAIN = 3  # the last protocol of pickle without frames, which are longer than 
 
 
 class Slice(NamedTuple):
-    """Some samples of a split, as a worker gets them: parallel lists.
+    """Some samples of a split, in the form for workers: parallel lists.
 
     names[i]: original file name of each field, "" for none. bytes[i]: of all fields together, 0 if unknown.
-    places[i]: what the source's reader needs to find the sample.
+    places[i]: the argument for the source's reader.
     """
 
     keys: Sequence[str]
@@ -224,7 +224,7 @@ class Slice(NamedTuple):
 
 
 class FieldNames(Sequence["tuple[str, ...]"]):
-    """The file names of every sample, one for each field."""
+    """The file names of every sample, one per field."""
 
     __slots__ = ("columns",)
 
@@ -252,10 +252,10 @@ class FieldNames(Sequence["tuple[str, ...]"]):
 
 @dataclass(slots=True, eq=False)
 class SplitListing:
-    """All samples of one split, in the order they will be packed, as columns; `ListingBuilder` fills them.
+    """All samples of one split, in packing order, as columns; `ListingBuilder` fills them.
 
     root: the folder that the split came from. keys, names, bytes, places: as in `Slice`.
-    labels: -1 for none; others may be assigned.
+    labels: -1 for none; may be reassigned.
     stamps: modification times, or other marks of a change; listings with different ones are not equal.
     """
 
@@ -279,7 +279,7 @@ class SplitListing:
     __hash__ = None  # type: ignore[assignment]
 
     def take(self, indices: npt.NDArray[np.int64]) -> SplitListing:
-        """Some of the samples, in the order of `indices`."""
+        """A subset of the samples, in the order of `indices`."""
         return SplitListing(
             self.root,
             self.keys.take(indices),
@@ -299,20 +299,20 @@ class SplitListing:
 
 
 class Samples(Protocol):
-    """The samples of a shard, as its worker gets them."""
+    """The samples of a shard, in the form for its worker."""
 
     def slices(self) -> Iterator[Slice]:
-        """All of them, in order. Raises SourceError."""
+        """All samples, in order. Raises SourceError."""
 
 
 class SomeSamples:
-    """The samples of a listing that a worker packs. They are picked when they are sent to it, or looked at."""
+    """Samples of a listing for a worker. They are selected when they are sent to it, or used."""
 
     def __init__(self, listing: SplitListing, indices: npt.NDArray[np.int64] | range | None = None) -> None:
         self._listing, self._indices = listing, indices
 
     def slices(self) -> Iterator[Slice]:
-        """All of them, a thousand at a time."""
+        """All samples, a thousand at a time."""
         return self._picked().slices()
 
     def _picked(self) -> SplitListing:
@@ -328,10 +328,10 @@ class SomeSamples:
 
 
 class ListingBuilder:
-    """Fills the columns of a split by appending, in no more memory than they take."""
+    """Fills the columns of a split by appending, without additional memory."""
 
     def __init__(self, fields: int = 1) -> None:
-        """fields: how many file names a sample has."""
+        """fields: number of file names per sample."""
         self._keys = NamesBuilder()
         self._names = [NamesBuilder() for _ in range(fields)]
         self._pickles, self._ends = bytearray(), array("Q", (0,))
@@ -341,9 +341,9 @@ class ListingBuilder:
         return len(self._labels)
 
     def add(self, names: Sequence[str], place: Any, size: int, *marks: int, key: str = "", label: int = -1) -> None:
-        """One sample. place: a small object that can be pickled; size: its bytes, 0 if unknown.
+        """Add one sample. place: a small picklable object; size: its bytes, 0 if unknown.
 
-        marks: times of modification of its files, or other marks of a change, which become one stamp.
+        marks: modification times of its files, or other marks of a change, which become one stamp.
         """
         stamp = 0
         for mark in marks:
@@ -358,7 +358,7 @@ class ListingBuilder:
         self._stamps.append(stamp)
 
     def build(self, root: str = "") -> SplitListing:
-        """The listing, over the memory of this builder, which can be filled no further."""
+        """The listing, over the memory of this builder, which cannot be filled any further."""
         return SplitListing(
             root,
             self._keys.build(),
@@ -372,21 +372,21 @@ class ListingBuilder:
 
 @dataclass(slots=True)
 class SourceListing:
-    """What a source holds.
+    """The content of a source.
 
     left_out: (path, reason) of files that are not samples.
-    skip_strays: whether a file that turns out not to be an image, and is not named like one, is left out rather than
-    an error; the source's reader is then a `StrayReader`.
-    shuffles: whether samples can be read in any order at no great cost.
+    skip_strays: whether a file that is not an image, and not named like one, is left out instead of being an error; the
+    source's reader is then a `StrayReader`.
+    shuffles: whether samples can be read in any order at low cost.
     estimated: whether bytes are averages, and a sample may have more.
     max_workers: how many processes may read at the same time, None for any number.
-    watched: (paths, times of modification in ns) of the folders below the source's `root`, by which a later process
-    knows that the listing would be the same; None where it has to list again. See `SavedSource`.
+    watched: (paths, modification times in ns) of the folders below the source's `root`; if they are unchanged, a later
+    process may reuse the listing. None if it has to list again. See `SavedSource`.
     json_listed: whether the last member of each place is the field json of the sample, or None.
     late_labels: whether labels are known only when samples are read, by a `LabellingReader`.
-    where: an expression of `readers.where` that is evaluated when a sample has been read; "" takes them all.
-    not_chosen: how many samples are not listed because such an expression is false.
-    sampled: whether only some samples have been looked at, so that another source may have the same listing.
+    where: an expression of `readers.where` to evaluate when a sample has been read; "" selects all.
+    not_chosen: number of unlisted samples for which such an expression is false.
+    sampled: whether only some samples have been examined, so that another source may have the same listing.
     """
 
     splits: dict[str, SplitListing]
@@ -410,7 +410,7 @@ class SourceReader(Protocol):
     """Reads samples in a worker."""
 
     def read(self, place: Any, arena: Arena) -> Sequence[Buffer | None]:
-        """The payload of every field, None where absent; in the arena or in separate memory.
+        """The payload of every field, None if absent; in the arena or in separate memory.
 
         Raises BadSampleError (this sample cannot be read) or SourceError (none can).
         """
@@ -418,7 +418,7 @@ class SourceReader(Protocol):
 
 @runtime_checkable
 class LabellingReader(SourceReader, Protocol):
-    """A reader that finds the label of a sample only when it reads it: that of the listing does not count."""
+    """A reader that learns the label of a sample only when it reads it; the label in the listing is ignored."""
 
     def label(self, place: Any) -> int:
         """The label of the sample that was read last; NO_LABEL for none."""
@@ -426,38 +426,38 @@ class LabellingReader(SourceReader, Protocol):
 
 @runtime_checkable
 class AheadReader(SourceReader, Protocol):
-    """A reader that gets samples ahead of time."""
+    """A reader that fetches samples ahead."""
 
     def expect(self, places: Sequence[Any]) -> None:
-        """The places that `read` will be called with next, after those that are expected already."""
+        """Announce the places that `read` will be called with next, after those announced before."""
 
 
 class StrayReader(SourceReader, Protocol):
-    """A reader of files some of which may not be images: with `skip_strays`, large ones are looked at before."""
+    """A reader of files that may not be images; with `skip_strays`, large ones are checked by `head` first."""
 
     def head(self, place: Any) -> bytes:
-        """The first bytes of a file, up to HEAD_BYTES of `packer.registry`. Raises as `read` does."""
+        """The first bytes of a file, up to HEAD_BYTES of `packer.registry`. Raises like `read`."""
 
 
 class Source(Protocol):
-    """Where samples come from."""
+    """A source of samples."""
 
     @property
     def title(self) -> str:
-        """What it is, for people and for dataset.json."""
+        """A description for users and for dataset.json."""
 
     def list(self, split: str | None) -> SourceListing:
-        """Every sample of every split, or of the split of this name. Raises SourceError."""
+        """Every sample of every split, or of one split. Raises SourceError."""
 
     def open(self) -> AbstractContextManager[SourceReader]:
-        """A reader of the samples that were listed. Raises SourceError."""
+        """A reader of the listed samples. Raises SourceError."""
 
     def paths(self, listing: SourceListing) -> Iterator[str | os.PathLike[str]]:
-        """Every file that the samples are read from: no conversion of them may overwrite it."""
+        """Every file that the samples are read from; no conversion of them may overwrite it."""
 
 
 def stored_title(source: Source) -> str:
-    """The title of a source for dataset.json, with its `place_name` in place of the path."""
+    """The title of a source for dataset.json, with its `place_name` instead of the path."""
     parts, root, title = getattr(source, "sources", None), str(getattr(source, "root", "")), source.title
     if parts is not None:
         return listed([stored_title(part) for part in parts])
@@ -465,9 +465,9 @@ def stored_title(source: Source) -> str:
 
 
 def place_name(path: str | os.PathLike[str]) -> str:
-    """A path as a set may keep it: one that begins at the root, or leads up, by its last part alone.
+    """A path in the form that sets store: an absolute path, or one that leads up, is reduced to its last component.
 
-    The rest would tell whoever gets the set about the machine, and perhaps the name of a user.
+    The rest would reveal details of the machine, and perhaps the name of a user.
     """
     text = os.fspath(path)
     if not os.path.isabs(text) and ".." not in Path(text).parts:
@@ -478,7 +478,7 @@ def place_name(path: str | os.PathLike[str]) -> str:
 class SavedSource(Source, Protocol):
     """A source whose listing may be saved, and used by processes that have not called `list`.
 
-    root: its folder. identity: what it is, with its options; the listing of another one is not used for it.
+    root: its folder. identity: describes the source and its options; a listing is reused only if it is the same.
     """
 
     root: Path
@@ -491,9 +491,9 @@ class FileSource(ABC):
     """A source of files, which must not change between `list` and `open`.
 
     kind: what it is, for the title.
-    isolated: its library trusts the bytes of a file, so that damage may end the process that reads them; it is listed
+    isolated: its library trusts the bytes of a file, so that damage may crash the process that reads them; it is listed
     and read in separate processes.
-    seconds: how long listing may take, in a separate process that has 1 GiB of memory more; None for no limits.
+    seconds: time limit for listing in a separate process, with at most 1 GiB of additional memory; None: no limits.
     """
 
     kind: str = ""
@@ -526,11 +526,11 @@ class FileSource(ABC):
         return listing
 
     def mark(self) -> int:
-        """What goes into the stamps of all samples: another one for other files, or changed ones."""
+        """A value that is added to the stamps of all samples, and changes with the files."""
         return crc32c(repr([(path.name, *stamp) for path, stamp in self._stamps.items()]).encode(errors="replace"))
 
     def note(self, path: Path) -> Path:
-        """`path`, one of the files that must not change. Raises SourceError where it is no regular file."""
+        """Record `path` as one of the files that must not change. Raises SourceError if it is not a regular file."""
         self._stamps[path] = file_stamp(path)
         if not path.is_file():
             raise SourceError(f"{path}: not a regular file")
@@ -549,9 +549,9 @@ class FileSource(ABC):
 
     @abstractmethod
     def list_files(self, split: str | None) -> SourceListing:
-        """The listing of all splits; `list` takes the one that is asked for, and adds what `note` saw to the stamps.
+        """The listing of all splits; `list` selects the requested one, and adds the stamps recorded by `note`.
 
-        split: what samples are called that no split claims.
+        split: the name for samples without a split.
         """
 
     @abstractmethod
@@ -565,16 +565,16 @@ def _listed(source: FileSource, split: str | None) -> tuple[dict[str, Any], Sour
 
 
 def choose_split(listing: SourceListing, split: str | None, where: object) -> None:
-    """Leave the split that is asked for, None for all. Raises SourceError where there is none of this name."""
+    """Keep the requested split, None for all. Raises SourceError if there is none of this name."""
     if split is not None:
         name = wanted_split(split, listing.splits, str(where))
         listing.splits = {name: listing.splits[name]} if name else {}
 
 
 def in_child(where: object, work: Callable[..., T], *arguments: object, seconds: float | None = None) -> T:
-    """What `work` returns in a separate process. Raises what it raises, and SourceError where the process dies.
+    """Call `work` in a separate process. Raises its errors, and SourceError if the process dies.
 
-    seconds: how long it may take, and then has 1 GiB of memory more than this process; None for no limits.
+    seconds: time limit, which also limits it to 1 GiB more memory than this process; None: no limits.
     """
     is_safe = sys.platform == "linux" and threading.active_count() == 1
     context: Any = multiprocessing.get_context("fork" if is_safe else "spawn")
@@ -598,7 +598,7 @@ def in_child(where: object, work: Callable[..., T], *arguments: object, seconds:
 
 
 def _answer(sender: Connection, is_limited: bool, work: Callable[..., object], arguments: Sequence[object]) -> None:
-    faulthandler.disable()  # the parent says what happened
+    faulthandler.disable()  # the parent reports the crash
     try:
         if is_limited and sys.platform == "linux":
             has = int(read_regular("/proc/self/statm", 1 << 10).split()[0]) * resource.getpagesize()
@@ -620,7 +620,7 @@ _DAMAGE = (
 def refusing(
     where: object, what: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
 ) -> Iterator[None]:
-    """What reading damaged bytes raises becomes one of our errors: "where: what: why". Ours pass."""
+    """Turn errors of reading damaged bytes into one of ours, "where: what: why". Our own errors pass."""
     try:
         yield
     except PackerError:
@@ -634,7 +634,7 @@ def refusing(
 
 @contextmanager
 def of_sample(where: object) -> Iterator[None]:
-    """Name what belongs to a sample in its BadSampleError; what reading it raises becomes one."""
+    """Name the part of a sample in its BadSampleError; other reading errors become a BadSampleError."""
     try:
         with refusing(where, error=BadSampleError):
             yield
@@ -643,7 +643,7 @@ def of_sample(where: object) -> Iterator[None]:
 
 
 def read_text(path: Path, max_bytes: int, what: str = "cannot be read as UTF-8 text") -> str:
-    """A small text file. Raises SourceError."""
+    """The content of a small text file. Raises SourceError."""
     with refusing(path, what):
         return read_regular(path, max_bytes).decode()
 
@@ -666,7 +666,7 @@ def numbered(
 
 
 def checked_name(kind: Callable[[str], N], name: str, where: object) -> N:
-    """A name of this kind, such as `readers.layout.RelativePath`. Raises SourceError where it is none."""
+    """A name of this kind, such as `readers.layout.RelativePath`. Raises SourceError if it is invalid."""
     try:
         return kind(name)
     except BadNameError as error:
@@ -674,7 +674,7 @@ def checked_name(kind: Callable[[str], N], name: str, where: object) -> N:
 
 
 def check_names(names: Iterable[str], where: str) -> None:
-    """Refuse names that no container can keep: not UTF-8, NUL, absolute, or with a `..` in them."""
+    """Refuse names that containers cannot store: not UTF-8, NUL, absolute, or with a `..` in them."""
     waiting = iter(names)
     while block := list(itertools.islice(waiting, _NAMES_BLOCK)):
         text = "\0".join(["", *block, ""])
@@ -696,7 +696,7 @@ def _check_name(name: str, where: str) -> None:
 
 
 def safe_name(path: str) -> str:
-    """`path` without `.`, `//` and inner `..`, a leading "/" and leading `..`; "" where nothing is left.
+    """`path` without `.`, `//` and inner `..`, a leading "/" and leading `..`; "" if nothing is left.
 
     "./a//b.jpg" -> "a/b.jpg", "/data/b.jpg" -> "data/b.jpg", "../../b.jpg" -> "b.jpg", "a/../b.jpg" ->
     "b.jpg".

@@ -8,14 +8,14 @@
                      2 image     uint8 mode (0 JPEG, 1 pixels), uint16 width, uint16 height, uint64 place
                      3 bytes     uint64 place, uint64 bytes
                      4 array     uint64 place; the dtype and the shape are arguments
-                     5 JSON      as bytes, and a zero behind it
-                     6 tensor    as an array
-    heap           what the places lead to
+                     5 JSON      like bytes, followed by a zero
+                     6 tensor    like an array
+    heap           the data that the places point to
     allocations    uint64 sample, place, bytes of each place; to the end of the file
 
-All little-endian. (ffcv/types.py and ffcv/fields of libffcv/ffcv.) The allocations say how many bytes an image has.
-JPEGs keep their bytes, pixels become PNG. Each place must be in the heap, and together they cannot take more than there
-is. A file with fields of the user's own making (type 255) has an unknown layout, and is refused.
+All little-endian. (ffcv/types.py and ffcv/fields of libffcv/ffcv.) The allocations give the size of an image. JPEGs
+keep their bytes, pixels become PNG. Each place must be in the heap, and together they cannot take more than its size. A
+file with user-defined fields (type 255) has an unknown layout, and is refused.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class _Field(NamedTuple):
 
 
 class BetonSource(ColumnSource):
-    """The samples in the file at `root`. label_column: the field that is the label, None takes the usual names.
+    """The samples in the file at `root`. label_column: the field with the label, None for the usual names.
 
-    Place: (number of the sample, start and bytes of each of its fields that is in the heap).
+    Place: (number of the sample, start and bytes of each of its fields in the heap).
     """
 
     kind = "FFCV file"
@@ -88,7 +88,7 @@ class BetonSource(ColumnSource):
         return {field.name: _CONTENTS[field.kind] for field in self.fields.values()}
 
     def _read_fields(self, file: ByteFile, size: int) -> None:
-        """The fields, and where things are. Raises SourceError where the file claims more than it has."""
+        """Read the fields and the positions of all parts. Raises SourceError if the file claims more than it has."""
         version, count, _, samples, allocations = _HEADER.unpack(file.read(0, _HEADER.size))
         if version != _VERSION or not 0 < count <= _MAX_FIELDS:
             raise SourceError(
@@ -112,7 +112,7 @@ class BetonSource(ColumnSource):
     def _field(self, kind: int, name: bytes, arguments: bytes) -> _Field:
         text = name.partition(b"\0")[0].decode("latin-1")
         if kind not in _TYPES:
-            what = "of its own making, whose layout only the program that wrote it knows; write the file without it"
+            what = "user-defined, with a layout that only the program that wrote it knows; write the file without it"
             what = what if kind == _CUSTOM else "expected 0 to 6"
             raise SourceError(f"{self.root}: the field {text!r} is of the type {kind}, {what}")
         if kind not in (4, 6):
@@ -159,7 +159,7 @@ class BetonSource(ColumnSource):
         return Rows(np.column_stack(places).astype(np.int64), sizes, values)
 
     def _bytes_of(self, field: _Field, column: Any, table: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-        """The bytes of each sample in a field: of an image, by the last allocation at its place."""
+        """The bytes of each sample in a field; for an image, from the last allocation at its place."""
         if field.kind in (4, 6):
             return np.full(len(column), field.array_bytes, np.uint64)
         if field.kind != 2:

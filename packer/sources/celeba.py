@@ -1,4 +1,4 @@
-"""CelebA as it is published: aligned faces in one folder, and lists of what they are.
+"""CelebA as it is published: aligned faces in one folder, and lists about them.
 
     img_align_celeba/000001.jpg …     the images; also in Img/
     list_eval_partition.txt           `000001.jpg 0`: 0 is train, 1 val, 2 test; also in Eval/
@@ -6,9 +6,9 @@
                                       in Anno/: a field "json", {"Bald":-1,…}; without it there is none
     identity_CelebA.txt               `000001.jpg 2880`; also in Anno/
 
-Labels are given on request: label_column="identity" or the name of an attribute, whose labels are 1 where the list has
-1 and 0 where it has -1. Images that the partition does not name are left out. A list that names an image twice, one
-outside of the folder, or one that the partition lacks, is refused with its line; a missing image is a bad sample.
+Labels are given on request: label_column="identity", or the name of an attribute, with label 1 for 1 in the list and 0
+for -1. Images that the partition does not name are left out. A list that names an image twice, one outside the folder,
+or one that the partition lacks, is refused, naming the line; a missing image is a bad sample.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class CelebaSource(ManifestSource):
 
 @dataclass(frozen=True, slots=True)
 class _CelebaTable(Table):
-    """The partition, with what the other lists say of each image."""
+    """The partition, with the values from the other lists for each image."""
 
     attributes: Mapping[str, array[int]]
     labels: Mapping[str, int]
@@ -126,7 +126,7 @@ class _CelebaTable(Table):
 def _rows(
     path: Path, count: int, known: Collection[str] | None = None, skip: int = 0
 ) -> Iterator[tuple[int, str, list[str]]]:
-    """(line, name of an image, `count` values) of each line, one for each of the images that are known."""
+    """(line, name of an image, `count` values) of each line, one for each known image."""
     seen: set[str] = set()
     for line, text in _lines(path):
         words = text.split()

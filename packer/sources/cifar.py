@@ -1,16 +1,17 @@
-"""CIFAR-10 and CIFAR-100 as they are published, in their binary version and in that for Python.
+"""CIFAR-10 and CIFAR-100 as they are published, in the binary version and in the Python version.
 
     cifar-10-batches-bin    data_batch_1.bin to data_batch_5.bin (train), test_batch.bin (test), batches.meta.txt
     cifar-100-binary        train.bin, test.bin, fine_label_names.txt, coarse_label_names.txt
     cifar-10-batches-py     data_batch_1 to data_batch_5, test_batch, batches.meta; pickled, as torchvision has them
     cifar-100-python        train, test, meta
 
-A record is its label, of CIFAR-100 the coarse and the fine label, a byte each, and the pixels: 32 x 32 of red, then of
-green, then of blue. The images become PNG, in the order of the files, which is that of torchvision. Of CIFAR-100 the
-fine label is the label, unless label_column="coarse" asks for the other, and both are in the field json.
+A record is its label (of CIFAR-100 the coarse and the fine label), one byte each, and the pixels: 32 x 32 of red, then
+of green, then of blue. The images become PNG, in the order of the files, like in torchvision. For CIFAR-100, the fine
+label is used, unless label_column="coarse" selects the other, and both are in the field json.
 
-Unpickling looks up what a file names: here only what arrays and numbers of NumPy and bytes need, so that nothing else
-is imported or called. It has a separate process, a minute, and 1 GiB. Images are then read where they are in a file.
+Unpickling looks up names in a file: here only those that NumPy arrays, numbers and bytes need, so that nothing else is
+imported or called. It runs in a separate process, limited to a minute and 1 GiB. Images are then read from their
+positions in a file.
 """
 
 from __future__ import annotations
@@ -41,18 +42,18 @@ _MAX_NAMES_BYTES, _MAX_PICKLE_BYTES = 1 << 16, 1 << 31
 _SHAPES = ((_PIXEL_BYTES,), (_CHANNELS, _SIDE, _SIDE))
 _BATCHES = 5  # of CIFAR-10
 _BATCH = re.compile(r"data_batch_(\d+)(?:\.bin)?")
-_LABELS = ("coarse", "fine")  # as they are in a record of CIFAR-100
+_LABELS = ("coarse", "fine")  # their order in a record of CIFAR-100
 
 
 _CALLED = {"_codecs encode": _codecs.encode, "numpy ndarray": np.ndarray, "numpy dtype": np.dtype}
-for _value, _protocol in ((np.zeros(1), 2), (np.int64(1), 2), (np.zeros(1), 5)):  # what NumPy calls to make them
+for _value, _protocol in ((np.zeros(1), 2), (np.int64(1), 2), (np.zeros(1), 5)):  # the constructors that NumPy pickles
     _made: Any = _value.__reduce_ex__(_protocol)[0]
     _module = _made.__module__.replace("_core", "core")
     _CALLED |= {f"{_module} {_made.__name__}": _made, f"{_module.replace('core', '_core')} {_made.__name__}": _made}
 
 
 class _Unpickler(pickle.Unpickler):
-    """Of lists, names, numbers and arrays."""
+    """Unpickles lists, names, numbers and arrays only."""
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module} {name}" not in _CALLED:
@@ -62,7 +63,7 @@ class _Unpickler(pickle.Unpickler):
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dict in a pickled file: of lists, numbers, strings and arrays. Raises SourceError for anything else."""
-    what = "a pickled file that is not read without running it"
+    what = "a pickled file that cannot be read without running code from it"
     with refusing(path, what), open_regular(path) as file:
         try:
             found = _Unpickler(file, encoding="latin-1").load()
@@ -112,7 +113,7 @@ class CifarSource(PixelSource):
         return listing
 
     def _files(self, there: list[str]) -> tuple[dict[str, list[str]], list[str]]:
-        """(the files of each split; those that are published)."""
+        """(the files of each split; the published files)."""
         suffix = "" if self.is_pickled else ".bin"
         if self.is_hundred:
             return {"train": [f"train{suffix}"], "test": [f"test{suffix}"]}, [f"train{suffix}", f"test{suffix}"]
@@ -129,7 +130,7 @@ class CifarSource(PixelSource):
         return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _read_names(self) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
-        """The files with the names of classes; the names, of each label in a record."""
+        """The files with class names; the names, for each label in a record."""
         if self.is_pickled:
             path = self.note(self.root / ("meta" if self.is_hundred else "batches.meta"))
             meta = read_pickle(path)
@@ -140,7 +141,7 @@ class CifarSource(PixelSource):
         return files, tuple(_checked(text.split("\n"), path) for path, text in texts.items())
 
     def _block(self, path: Path) -> PixelBlock:
-        """A file of images, whose labels are kept."""
+        """Open a file of images; its labels are kept."""
         if self.is_pickled:
             keys = [f"{kind}_labels" for kind in _LABELS] if self.is_hundred else ["labels"]
             start, labels = _read_batch(path, keys)
@@ -159,7 +160,7 @@ class CifarSource(PixelSource):
 
 
 def _checked(names: object, path: Path) -> tuple[str, ...]:
-    """The names of classes. Raises SourceError where they cannot be."""
+    """Check class names. Raises SourceError."""
     with refusing(path, "expected up to 256 names of classes, each once"):
         found = tuple(name.strip() for name in names if name.strip())  # type: ignore[attr-defined]
         if not 0 < len(found) == len(set(found)) <= 256 or any("\0" in name for name in found):
@@ -168,7 +169,7 @@ def _checked(names: object, path: Path) -> tuple[str, ...]:
 
 
 def _read_labels(path: Path, head: int) -> npt.NDArray[np.uint8]:
-    """uint8 [images, head], of a file of the binary version."""
+    """The labels in a file of the binary version, uint8 [images, head]."""
     with refusing(path):
         count, rest = divmod(path.stat().st_size, head + _PIXEL_BYTES)
         if rest or not count:
@@ -180,7 +181,7 @@ def _read_labels(path: Path, head: int) -> npt.NDArray[np.uint8]:
 
 
 def _read_batch(path: Path, keys: list[str]) -> tuple[int, npt.NDArray[np.int64]]:
-    """(where the pixels are in a pickled file, labels int64 [images, 1 or 2])."""
+    """(start of the pixels in a pickled file, labels int64 [images, 1 or 2])."""
     found = read_pickle(path)
     data = found.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] not in _SHAPES:

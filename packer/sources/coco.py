@@ -1,24 +1,23 @@
-"""COCO: images, and files of JSON that say what is in them.
+"""COCO: images, and JSON files that annotate them.
 
     annotations/<kind>_<part>.json    kinds: instances, person_keypoints, captions, image_info; parts: train2017, …
     <part>/, images/<part>/           the images of a part
     <part>/_annotations.coco.json     as Roboflow exports it: annotations next to the images, in train, valid and test
-    x.json                            one file by itself; its images are in `folder`, or next to it
+    x.json                            a single file; its images are in `folder`, or next to it
 
-A part is a split: train2017 is called train, unless there are several of train. Parts whose images are not there are
-skipped with a warning. Every image of the lists is a sample, also without annotations.
+A part is a split: train2017 is called train, unless there are several of train. Parts without images are skipped with a
+warning. Every listed image is a sample, even without annotations.
 
-    image         as it is
+    image         unchanged
     boxes         of every annotation with a bbox, crowds included, in the order of the file: x, y, width, height
-                  become two corners
-    box_labels    int64 [k]: the class; classes are the categories of all files by rising id
-    mask          classes as `packer.sources.objects.class_mask` paints them, where any file has segmentations
-    points        float32 [k, n, 2], for the rows of boxes, NaN for a keypoint without a label, where any file has some
-    caption       one a line
-    json          the records as they are: {"image": {…}, "instances": [{…}], "captions": …}, by the kind of their file
+    box_labels    int64 [k]: the class; classes are the categories of all files by ascending id
+    mask          classes as painted by `packer.sources.objects.class_mask`, if any file has segmentations
+    points        float32 [k, n, 2], for the rows of boxes, NaN for an unlabelled keypoint, if any file has keypoints
+    caption       one per line
+    json          the original records: {"image": {…}, "instances": [{…}], "captions": …}, by the kind of their file
 
-Listing reads each file once, part by part, and keeps of an annotation where it is; workers read it there. Place: the
-image; whether its objects are known, and for its record and each annotation: file, offset, length.
+Listing reads each file once, part by part, and keeps only the position of an annotation; workers read it there. Place:
+the image; whether its objects are known, and for its record and each annotation: file, offset, length.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ __all__ = ["CocoSource", "json_parts"]
 
 
 # ------------------------------------------------------------------------------
-# The parts of a large JSON file, one at a time: the elements of the arrays at its top, and its other members.
+# Streaming a large JSON file: the elements of the arrays at its top level, and its other members, one at a time.
 #
 #     {"images": [{…}, {…}], "categories": [{…}], "info": {…}}   gives images {…}, images {…}, categories {…}, info {…}
 #
-# So a file of half a gigabyte takes the memory of its largest part. A part says where its bytes are in the file, by
-# which it is read again later. Members may come in any order, and one that occurs twice is an error.
+# So a file of half a gigabyte takes the memory of its largest part. A part records the position of its bytes in the
+# file, for reading it again later. Members may come in any order, and one that occurs twice is an error.
 
 
 _STEP_BYTES = 1 << 20
@@ -71,9 +70,9 @@ _blanks = re.compile(r"[ \t\r\n]*").match
 
 
 class JsonPart(NamedTuple):
-    """The value of a member, or of an element of a member that is an array; its bytes are [offset, offset + length).
+    """The value of a member, or an element of a member that is an array; its bytes are [offset, offset + length).
 
-    is_element: which of these it is.
+    is_element: whether it is an element.
     """
 
     member: str
@@ -84,17 +83,17 @@ class JsonPart(NamedTuple):
 
 
 def json_parts(path: Path) -> Iterator[JsonPart]:
-    """The parts of the object in a file. Raises SourceError where it is not one, or where a part is over 64 MiB."""
+    """The parts of the object in a file. Raises SourceError if it is not an object, or if a part is over 64 MiB."""
     with refusing(path), open_regular(path) as file:
         yield from _Text(path, file).parts()
 
 
 class _Text:
-    """A window of the file: one letter a byte, so that positions are offsets."""
+    """A window of the file: one character per byte, so that positions are offsets."""
 
     def __init__(self, path: Path, file: BinaryIO) -> None:
         self._path, self._file = path, file
-        self._text, self._start, self._at = "", 0, 0  # letters, offset of the first, position of the next
+        self._text, self._start, self._at = "", 0, 0  # characters, offset of the first, position of the next
         self._is_whole = False
         self._decoder = json.JSONDecoder()
 
@@ -115,7 +114,7 @@ class _Text:
             raise self._bad("more than one value")
 
     def _items(self, first: str, last: str) -> Iterator[None]:
-        """Stops before each item."""
+        """Iterate over items; stops before each."""
         self._take(first)
         if self._next() != last:
             yield
@@ -136,7 +135,7 @@ class _Text:
             problem: Exception | None = None
             try:
                 value, end = self._decoder.raw_decode(self._text, self._at)
-                if end < len(self._text) or self._is_whole:  # else a number may continue behind the window
+                if end < len(self._text) or self._is_whole:  # else a number may continue after the window
                     break
             except (ValueError, RecursionError) as error:
                 problem = error
@@ -153,7 +152,7 @@ class _Text:
         return value, offset, len(text)
 
     def _next(self) -> str:
-        """The next letter that is not blank, "" at the end; it stays."""
+        """The next character that is not blank, "" at the end, without consuming it."""
         while True:
             self._at = _blanks(self._text, self._at).end()  # type: ignore[union-attr]
             if self._at < len(self._text) or self._is_whole:
@@ -161,7 +160,7 @@ class _Text:
             self._read()
 
     def _read(self) -> None:
-        """Drop what is done, and double what is ahead."""
+        """Drop the parsed part of the window, and double the rest."""
         ahead = self._text[self._at :]
         more = self._file.read(max(_STEP_BYTES, len(ahead)))
         self._is_whole = not more
@@ -172,7 +171,7 @@ class _Text:
 
 
 # ------------------------------------------------------------------------------
-# What the files list, as columns: images, and where each annotation is.
+# The listed data, as columns: images, and the position of each annotation.
 
 
 _MAX_CLASSES = 65_534  # a mask has 16 bits
@@ -183,11 +182,11 @@ _NO_ID = -(1 << 63)
 _KINDS = {"image": "image", "boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points",
           "caption": "text", "json": "json"}  # fmt: skip
 _YEAR = re.compile(r"(train|val|test|unlabeled)(?:20\d\d)?")
-_UNKNOWN = ("image_info", "captions")  # kinds of files that do not say which objects an image has
+_UNKNOWN = ("image_info", "captions")  # kinds of files without information about objects
 
 
 class _Part:
-    """The images of a part, and where the records of each are.
+    """The images of a part, and the positions of their records.
 
     names: relative to `folder`, in the order of the lists.
     """
@@ -202,7 +201,7 @@ class _Part:
         self._lists = array("q")  # the file that listed each image last
 
     def add(self, part: JsonPart, path: Path, file: int, is_known: bool) -> None:
-        """An image of a file; is_known: which says of each of its images what is in it."""
+        """Add an image of a file; is_known: whether the file states the objects of each of its images."""
         number = _id(part, "id", path)
         name = part.value.get("file_name")
         where = f"{path}: byte {part.offset}: {part.member}: file_name"
@@ -219,9 +218,9 @@ class _Part:
         self.known[row] |= is_known
 
     def locate(self, classes: Mapping[int, int], where: object, files: Sequence[tuple[str, Path]]) -> list[Any]:
-        """Of each image the files, offsets and lengths of its annotations. files: (kind, path) by number.
+        """For each image the files, offsets and lengths of its annotations. files: (kind, path) by number.
 
-        Raises SourceError for an annotation of no image or category, and for what is there twice.
+        Raises SourceError for an annotation of an unknown image or category, and for duplicates.
         """
         for row in repeated(lambda: self.names, len(self.names)).tolist():
             if self.names.index(self.names[row]) != row:
@@ -269,7 +268,7 @@ class CocoSource(AnnotatedSource):
         self.folder = None if folder is None else Path(folder)
         self._files: list[tuple[str, Path]] = []  # (kind, path)
         self._opened: list[PlainFile] = []
-        self._classes: dict[int, int] = {}  # the number of each id
+        self._classes: dict[int, int] = {}  # class number by category id
         self._keypoints = 0
 
     def list_files(self, split: str | None) -> SourceListing:
@@ -308,9 +307,9 @@ class CocoSource(AnnotatedSource):
     def _read(
         self, part: str, paths: Mapping[str, Path], names: dict[int, str], has: set[str], warnings: list[str]
     ) -> _Part | None:
-        """The images of a part and their annotations; None, with a warning, where the images are not there.
+        """The images of a part and their annotations; None, with a warning, if the images are missing.
 
-        names: of the categories, by id, to which those of these files are added; has: the fields that any image has.
+        names: of the categories, by id; those of these files are added. has: the fields that any image has.
         """
         images, before = _Part(), len(self._files)
         for kind, path in paths.items():
@@ -357,7 +356,7 @@ class CocoSource(AnnotatedSource):
                 self._keypoints = max(self._keypoints, len(keypoints) // 3)
 
     def _folders_of(self, part: str) -> Sequence[Path]:
-        """Where the images of a part may be, the likeliest first."""
+        """Possible folders of the images of a part, the likeliest first."""
         names = dict.fromkeys((part, _plain(part)))
         if self.folder is not None:
             return [self.folder, *(self.folder / name for name in names)]
@@ -379,7 +378,7 @@ class CocoSource(AnnotatedSource):
         return super().file(os.path.abspath(path), stamps)
 
     def _unlisted(self, parts: Sequence[_Part]) -> list[tuple[str, str]]:
-        """Files in the folders of images that no list names, and annotations that are not read."""
+        """Files in the folders of images that no list names, and annotation files that are not read."""
         named: dict[Path, set[str]] = {}
         for images in parts:
             named.setdefault(images.folder, set()).update(images.names)
@@ -445,7 +444,7 @@ class CocoSource(AnnotatedSource):
 
 
 def _alone(path: Path) -> dict[str, dict[str, Path]]:
-    """A file by itself, as if it were in annotations."""
+    """A single file, treated like one in annotations."""
     match = COCO_NAME.fullmatch(path.name)
     if match is not None:
         return {match[2]: {match[1]: path}}
@@ -466,7 +465,7 @@ def _plain(part: str) -> str:
 
 
 def _record(text: bytes) -> dict[str, Any]:
-    """A record, in which there is no NaN or Infinity: they are not JSON."""
+    """Parse a record; NaN and Infinity are refused, since they are not JSON."""
     try:
         record = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
@@ -481,7 +480,7 @@ def _refuse(name: str) -> None:
 
 
 def _numbers(value: Any, count: int, what: str) -> list[float]:
-    """A list of so many numbers. Raises BadSampleError."""
+    """A list of `count` numbers. Raises BadSampleError."""
     good = isinstance(value, list) and len(value) == count <= _MAX_MEMBERS
     if not good or not all(type(number) in (int, float) for number in value):
         raise BadSampleError(f"{what} is {value!r:.60}, expected {count} numbers")
@@ -492,7 +491,7 @@ def _numbers(value: Any, count: int, what: str) -> list[float]:
 
 
 def _pixels(record: Mapping[str, Any], grid: Grid) -> Any:
-    """The pixels of an object, bool [height, width]; None where no outline is given."""
+    """The pixels of an object, bool [height, width]; None if it has no outline."""
     segmentation = record.get("segmentation")
     if not segmentation:
         return None

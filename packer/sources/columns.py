@@ -1,13 +1,13 @@
-"""Sources of rows with columns, each row a sample; and labels that are not class numbers: fields of the kind target.
+"""Sources of rows with columns, one sample per row; and labels that are not class numbers: fields of the kind target.
 
-    numbers   most of the values have a fraction, or all are floating-point numbers and any has one: float32,
-              NaN where there is none
-    vectors   lists of numbers, all as long; in CSV as JSON, "[0, 1, 1]": float32, or int64 where all are whole numbers
-              of which some are neither 0 nor 1
+    numbers   most values have a fraction, or all are floating-point numbers and any has a fraction: float32, NaN for
+              a missing value
+    vectors   lists of numbers of equal length; in CSV as JSON, "[0, 1, 1]": float32, or int64 if all are whole numbers
+              and some are neither 0 nor 1
     names     lists of texts: float32, 1 for each class that is named, in the sorted order of all names, which are the
               classes of the set; an empty list names none
 
-The first 1,000 values say whether a column holds one of these; then all of it does, or it is an error.
+The first 1,000 values decide whether a column contains one of these; then all values must, or it is an error.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MOST_CLASSES = 1 << 20
 
 
 def target_field(column: str) -> str:
-    """What the field of a column of targets is called: as the column, but not as what containers use themselves."""
+    """The name of the field for a column of targets: that of the column, unless containers use it themselves."""
     return FieldName("target" if column.lower() in RESERVED_FIELDS else field_named(column))
 
 
@@ -60,8 +60,8 @@ def target_field(column: str) -> str:
 class Targets:
     """A column of targets.
 
-    length: of its vectors, -1 for single numbers. dtype: "" for what the numbers of each are. classes: the names of the
-    places of vectors; their values are lists of names, or of their numbers.
+    length: of its vectors, -1 for single numbers. dtype: "" for the dtype of the values. classes: the names of the
+    elements of vectors; values are then lists of names, or of their numbers.
     """
 
     length: int
@@ -100,9 +100,9 @@ def is_mask(data: Buffer) -> bool:
 
 
 def targets_of(values: Callable[[], Iterable[tuple[int, Any]]], table: Table) -> Targets | None:
-    """What the column of labels holds, if not class numbers or names.
+    """The targets in the column of labels, None if it contains class numbers or names.
 
-    values: gives (number of the row, value) of every row, each time it is called. Raises SourceError, naming the row.
+    values: returns (row number, value) of every row, each time it is called. Raises SourceError, naming the row.
     """
     head = [_parsed(value) for _, value in itertools.islice(values(), _LOOKED_AT)]
     if 2 * sum(isinstance(value, list) for value in head) > sum(not means_none(value) for value in head):
@@ -111,7 +111,7 @@ def targets_of(values: Callable[[], Iterable[tuple[int, Any]]], table: Table) ->
 
 
 def _parsed(value: Any) -> Any:
-    """A list in place of its JSON, of a tuple, and of an array."""
+    """A list from its JSON text, a tuple, or an array."""
     if isinstance(value, str) and value.lstrip()[:1] == "[":
         try:
             return json.loads(value)
@@ -152,7 +152,7 @@ def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
         if length >= 0 and len(vector) != length:
             raise SourceError(
                 f"{table.where(row)}: the label has {len(vector)} numbers, that of {table.unit} {first} has {length}: "
-                f"all labels are as long"
+                f"all labels have the same length"
             )
         first, length = (row, len(vector)) if length < 0 else (first, length)
         is_whole &= all(isinstance(item, int) for item in vector)
@@ -161,17 +161,17 @@ def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
         raise SourceError(f"{table.path}: some labels are lists of names, others of numbers ({table.where(first)})")
     if names:
         if "" in names or len(names) > _MOST_CLASSES:
-            raise SourceError(f"{table.path}: {len(names):,} names of classes, one of them perhaps empty")
+            raise SourceError(f"{table.path}: {len(names):,} class names, one of them perhaps empty")
         return Targets(len(names), classes=tuple(sorted(names)))
     return Targets(max(length, 0), "int64" if is_whole and not is_binary else "float32")
 
 
 # ------------------------------------------------------------------------------
-# Which column of a record is the image, which its label, and what becomes of the others.
+# The role of each column of a record.
 #
-# image     the column of images that is called so, else the first one; further ones are separate fields, masks
-#           where they are called so and their first value can be one
-# target    the column of labels where that holds numbers with fractions, or arrays (`packer.sources.columns`)
+# image     the column of images with a usual name, else the first one; further ones are separate fields, masks if they
+#           are named so and their first value can be one
+# target    the column of labels if it contains numbers with fractions, or arrays (`packer.sources.columns`)
 # label     named by the caller; else a column of class labels, else one of numbers or texts with a usual name
 # caption   a column of texts called caption, captions, text or prompt
 # arrays, bytes    separate fields
@@ -179,7 +179,7 @@ def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
 
 
 CONTENTS = ("image", "mask", "class", "integer", "number", "text", "texts", "array", "bytes", "value")
-"""What a column may hold; numbers may have fractions, "texts" are several a row, "value" is what JSON can say."""
+"""Kinds of columns; numbers may have fractions, "texts" are several per row, "value" is any JSON value."""
 _IMAGE_COLUMNS = ("image", "img", "images", "jpg", "jpeg", "png", "webp", "picture", "photo", "x")
 CAPTION_COLUMNS = ("caption", "captions", "text", "prompt")
 _MORE_LABELS = ("y", "cls", "fine_label")
@@ -190,9 +190,9 @@ _FIELD_KINDS = {"image": "image", "mask": "mask", "array": "array", "bytes": "fi
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """fields: field -> kind, in their order; columns: field -> column, for all fields but json.
+    """fields: field -> kind, in order; columns: field -> column, for all fields but json.
 
-    label: None for none. target: the field with the labels, where these are not of classes.
+    label: None for none. target: the field with the labels, if they are not class labels.
     metadata: the columns of the json.
     """
 
@@ -204,9 +204,9 @@ class Roles:
 
 
 def choose_roles(contents: Mapping[str, str], label: str | None, where: object) -> Roles:
-    """The role of every column. contents: column -> one of CONTENTS; label: the column that the caller named.
+    """The role of every column. contents: column -> one of CONTENTS; label: the column named by the caller.
 
-    Raises SourceError where there is no image, or no such label.
+    Raises SourceError if there is no image, or no such label.
     """
     images = [name for name, what in contents.items() if what == "image"]
     image = first_column(images, _IMAGE_COLUMNS) or next(iter(images), None)
@@ -252,20 +252,20 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
 
 
 # ------------------------------------------------------------------------------
-# The base of the sources whose samples are rows: Hugging Face, MDS, FFCV.
+# The base of sources whose samples are rows: Hugging Face, MDS, FFCV.
 
 
 Row: TypeAlias = Callable[[str, str], Any]
-"""Gives the value of a column of a row for a field of a kind: the bytes of an image, mask or file, else what
-`encode_field` takes; "json" for what JSON holds. Raises BadSampleError."""
-_ROWS = "rows"  # what keys of numbers begin with where a column names the splits
+"""Returns the value of a column of a row for a field of a kind: the bytes of an image, mask or file, else an argument
+for `encode_field`; "json" for a JSON value. Raises BadSampleError."""
+_ROWS = "rows"  # the prefix of numeric keys if a column names the splits
 
 
 @dataclass(slots=True)
 class Rows:
-    """Rows of a file. places: int64 [n, k]; sizes: bytes of each; values: of the columns that were asked for.
+    """Rows of a file. places: int64 [n, k]; sizes: bytes of each; values: of the requested columns.
 
-    names: of the images, None where some have none.
+    names: of the images, None if some have none.
     """
 
     places: npt.NDArray[np.int64]
@@ -277,7 +277,7 @@ class Rows:
 class ColumnSource(FileSource):
     """Files of rows.
 
-    label_column: None takes the usual names. split_column: its values are the splits, instead of those of the files.
+    label_column: None for the usual names. split_column: its values are the splits, instead of those of the files.
     shuffles, estimated: as in a listing.
     """
 
@@ -294,11 +294,11 @@ class ColumnSource(FileSource):
 
     @abstractmethod
     def find(self, split: str | None) -> Mapping[str, Sequence[Any]]:
-        """The files, or other parts, of each split, which `read_rows` takes. split: the name of one without a name."""
+        """The files, or other parts, of each split, for `read_rows`. split: the name of one without a name."""
 
     @abstractmethod
     def contents(self) -> dict[str, str]:
-        """What each column holds, of CONTENTS, when `find` was called."""
+        """The kind of each column, of CONTENTS, after `find` was called."""
 
     @abstractmethod
     def read_rows(self, part: Any, columns: Sequence[str]) -> Rows:
@@ -309,15 +309,15 @@ class ColumnSource(FileSource):
         """A function from a place to its row."""
 
     def class_names(self, column: str) -> tuple[str, ...]:
-        """The names of the numbers in a column, where the files say them."""
+        """The names of the numbers in a column, if the files state them."""
         return ()
 
     def target_of(self, column: str) -> Targets | None:
-        """What a column of targets holds, None where its values are packed in the dtype that they have."""
+        """The targets in a column, None if its values are packed in their own dtype."""
         return None
 
     def warnings(self) -> list[str]:
-        """What else to say of the files."""
+        """Further warnings about the files."""
         return []
 
     def list_files(self, split: str | None) -> SourceListing:
@@ -346,7 +346,7 @@ class ColumnSource(FileSource):
         return listing
 
     def _take_splits(self, contents: dict[str, str]) -> None:
-        """Take the column of splits out of `contents`, but for one that is the label. Raises SourceError."""
+        """Remove the column of splits from `contents`, unless it is the label. Raises SourceError."""
         name = self.split_column
         if name is not None and contents.get(name) not in _NAMES:
             possible = ", ".join(name for name, what in contents.items() if what in _NAMES)
@@ -370,7 +370,7 @@ class ColumnSource(FileSource):
         return part
 
     def _number_labels(self, listing: SourceListing, values: Sequence[Any]) -> None:
-        """Labels of all samples, over all splits: a name means the same in each."""
+        """Number the labels of all samples, over all splits, since a name means the same in each."""
         label = self.roles.label or ""
         table = Table(self.root / label, ())
         numbers, classes, warnings = number_labels(values, range(1, len(values) + 1), table)
@@ -393,7 +393,7 @@ class ColumnSource(FileSource):
 
 
 class _ColumnReader:
-    """Makes fields of rows."""
+    """Makes fields from rows."""
 
     def __init__(self, roles: Roles, targets: Targets | None, row_of: Callable[[Any], Row]) -> None:
         self._roles, self._targets, self._row_of = roles, targets, row_of

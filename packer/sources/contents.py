@@ -1,7 +1,7 @@
-"""What the files of a tree are that are not images packer reads: recognised by their first bytes, then by their names.
+"""The files of a tree that packer cannot read as images: recognised by their first bytes, then by their names.
 
-A tree may be one of containers, or of images in a format that packer cannot read. Messages then say what its files are,
-and name the command that takes them. Formats and sources are recognised by their registries; here are other kinds.
+A tree may consist of containers, or of images in an unsupported format. Messages then say what its files are, and name
+the command that takes them. Formats and sources are recognised by their registries; other kinds are listed here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["EMPTY", "NOT_FETCHED", "advice", "is_stray", "reason_of"]
 _NOT_AN_IMAGE = "not an image"
 EMPTY = "empty, 0 bytes"
 NOT_FETCHED = "not fetched: "
-"""How the reason begins for which an image of a server is left out; then follow what happened, and the address."""
+"""The beginning of the reason for which an image of a server is left out; what happened and the address follow."""
 
 _MAGIC = {
     b"PAR1": "Parquet",
@@ -56,7 +56,7 @@ _SUFFIXES = {
     ".json": "JSON",
     ".xml": "XML",
 }
-# What a kind is read by: {first} is the first such file, {folder} its folder.
+# The command that reads a kind; {first} is the first such file, {folder} its folder.
 _COMMANDS = {
     "NIfTI": "write arrays, and convert their folder:  numpy.save('x.npy', nibabel.load({first}).get_fdata())",
     "Parquet": "packer convert {first}",
@@ -70,14 +70,14 @@ _NO_COMMAND = "no command reads this: write its images as files, or name them in
 
 
 def is_stray(head: Buffer, name: str) -> bool:
-    """Whether a file is not an image, and not meant to be one either, by its first bytes and its name."""
+    """Whether a file is neither an image nor meant to be one, by its first bytes and its name."""
     suffix = PurePosixPath(name).suffix.lower()
     meant = has_image_suffix(name) or suffix in FOREIGN_SUFFIXES
     return not (meant or sniff(head) or foreign_medium(head))
 
 
 def _contents_of(head: Buffer, name: str) -> str:
-    """What a file holds: "Parquet", "tar archive", "text", …; "" where nothing shows it."""
+    """The kind of content of a file: "Parquet", "tar archive", "text", …; "" if unknown."""
     start = bytes(head[:HEAD_BYTES])
     suffix = PurePosixPath(name).suffix.lower()
     if name.lower().endswith((".nii", ".nii.gz")):
@@ -94,7 +94,7 @@ def _contents_of(head: Buffer, name: str) -> str:
 
 
 def _command(kind: str) -> str:
-    """What to run for files of a kind."""
+    """The command for files of a kind."""
     if kind in _COMMANDS:
         return _COMMANDS[kind]
     if any(kind in entry.title for entry in FORMATS):
@@ -105,13 +105,13 @@ def _command(kind: str) -> str:
 
 def _is_text(start: bytes) -> bool:
     try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(start)  # which may be cut inside a letter
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(start)  # the end may cut a character
     except UnicodeDecodeError:
         return False
 
 
 def reason_of(head: Buffer, name: str) -> str:
-    """Why a stray is left out."""
+    """The reason for leaving out a stray file."""
     if not len(head):
         return EMPTY
     kind = _contents_of(head, name)
@@ -119,7 +119,7 @@ def reason_of(head: Buffer, name: str) -> str:
 
 
 def advice(root: str, left_out: Iterable[tuple[str, str]], counts: Mapping[str, int]) -> str:
-    """What a tree without images holds, by kind, and which command takes it. left_out: (name, reason) of its files."""
+    """The content of a tree without images, by kind, and the command for it. left_out: (name, reason) of its files."""
     first: dict[str, str] = {}
     for name, reason in left_out:
         first.setdefault(reason, name)

@@ -1,4 +1,4 @@
-"""The kinds of sources, in the order in which they are asked whether a path is one of theirs."""
+"""The kinds of sources, in the order in which they are asked whether they recognise a path."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ class SourceEntry(Entry):
 
     options: the arguments of `open_source` that it takes.
     recognises: identifies a directory, or a file by more than its first bytes; asked before any entry's magic number.
-    is_text: whether its files are text, so that a name alone makes no file one.
-    is_tree: whether a directory of it is a tree of files, whose folders `layout="tree"` takes for classes.
-    compressed: whether a compressed file is one by what it unpacks to.
+    is_text: whether its files are text, so that the name of a binary file does not count.
+    is_tree: whether it is a tree of files, whose folders become classes with `layout="tree"`.
+    compressed: whether a compressed file is recognised by its unpacked content.
     """
 
     options: frozenset[str] = frozenset()
@@ -58,7 +58,7 @@ class SourceEntry(Entry):
     compressed: bool = False
 
     def kind_of(self, head: bytes) -> str:
-        """What a file that begins with `head` is called in a message: "tar archive"."""
+        """The kind of a file that begins with `head`, for messages: "tar archive"."""
         return _kind(self.title)
 
 
@@ -82,14 +82,14 @@ def _kind(title: str) -> str:
 
 
 def _is_tar(head: bytes) -> bool:
-    """Whether a first tar member has the right checksum."""
+    """Whether the first tar header has the right checksum."""
     field = head[148:156].strip(b" \0")
     is_octal = len(head) >= HEAD_BYTES and field.isdigit() and not field.strip(b"01234567")
     return is_octal and int(field, 8) == header_sum(head)
 
 
 def _entry(name: str, title: str, home: str, options: str = "", **about: Any) -> SourceEntry:
-    """home: below packer.sources. options: names, blanks between."""
+    """home: below packer.sources. options: names, separated by blanks."""
     home, taken = f"packer.sources.{home}", frozenset(options.split())
     return SourceEntry(name=name, title=title, home=home, options=taken, **about)
 
@@ -99,13 +99,13 @@ def _is_table(path: Path) -> bool:
 
 
 def _is_lmdb(path: Path) -> bool:
-    """Whether a directory has the file of an environment; where that is no regular file, opening it says so."""
+    """Whether a directory has the file of an environment; if that is not a regular file, opening it reports so."""
     inside = path / "data.mdb"
     return head_of(inside)[16:20] == _LMDB if inside.is_file() else inside.exists() and not inside.is_dir()
 
 
 _OWN = (
-    # --- folders, and what is in them
+    # --- folders, and their content
     _entry(
         "set", "a packed set", "packed:PackedSource", is_tree=False,
         recognises=lambda path: (path / DATASET_FILE).exists(),
@@ -159,7 +159,7 @@ _OWN = (
         "folder", "a folder of images, arrays or audio", "folder:FolderSource", "layout fields",
         recognises=Path.is_dir,
     ),
-    # --- files, by their names and what is in them
+    # --- files, by their names and content
     _entry(
         "urls", "a list of addresses of images (.txt, or a table)", "url_list:UrlListSource",
         " ".join(("path_column", "label_column", "split_column", *FETCH_OPTIONS)),

@@ -1,4 +1,4 @@
-"""Trees of image files, on the disk or in an archive. What is an image is decided by content, in the worker."""
+"""Trees of image files, on disk or in an archive. Workers decide by content which files are images."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class FolderSource:
     def __init__(
         self, root: str | os.PathLike[str], layout: str = "auto", fields: Mapping[str, str] | None = None
     ) -> None:
-        """layout: "tree" takes all folders for classes; see `packer.sources.layouts`. fields: {"name:kind": ".suffix"},
-        where the files that end so are the samples; by default see `main_of`."""
+        """layout: "tree" takes all folders as classes; see `packer.sources.layouts`. fields: {"name:kind": ".suffix"}
+        if files with this suffix are the samples; by default see `main_of`."""
         self.root, self.layout, self.fields = Path(root), layout, dict(fields or {})
         self._main = main_named(self.fields, self.root)
 
@@ -78,11 +78,11 @@ class FolderSource:
 
 
 def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str, str]]) -> TreeFiles:
-    """Leave out very large files that are not images now, so that they are neither planned nor given room."""
+    """Leave out very large files that are not images, so that they are neither planned nor given room."""
     strays = []
     for i in np.flatnonzero(files.column(0) > _LARGE_BYTES).tolist():
         path = files[i].path
-        with suppress(BadSampleError):  # the worker says what is wrong with it
+        with suppress(BadSampleError):  # the worker reports what is wrong with it
             head = read_head(os.path.join(root, path), HEAD_BYTES)
             if is_stray(head, path):
                 strays.append(i)
@@ -100,19 +100,19 @@ def list_tree(
 ) -> SourceListing:
     """The listing of a tree of files; the place of a sample is (path relative to the root, bytes).
 
-    main: what the samples are; by default what the names of the files say.
+    main: the main field of the samples; by default determined by the names of the files.
     """
     main = main or main_of(files.paths())
     if main.suffixes:
         chosen = np.fromiter((path.lower().endswith(main.suffixes) for path in files.paths()), np.bool_, len(files))
         others = files.take(np.flatnonzero(~chosen)).paths()
-        left_out += [(path, f"not {' or '.join(main.suffixes)}, as the samples are") for path in others]
+        left_out += [(path, f"not {' or '.join(main.suffixes)}, like the samples") for path in others]
         files = files.take(np.flatnonzero(chosen))
     splits, classes = arrange(files, split, where, left_out)
     warnings: list[str] = []
     if layout == "auto":
         whole = split is None or not any(part.root for part in splits.values())
-        is_sample = has_image_suffix if main.name == "image" else bool  # of those that are left all are
+        is_sample = has_image_suffix if main.name == "image" else bool  # all remaining files are samples
         warnings = check_layout(files, splits, classes, where, whole, is_sample)
     strays = main.name == "image"
     listing = SourceListing({}, {main.name: main.kind}, classes, left_out, warnings, skip_strays=strays)
@@ -131,7 +131,7 @@ def list_tree(
 class TreeListing(SplitListing):
     """A split of a tree: keys, names and places are views of its files. whole: see `readers.opening.tree.Keys`.
 
-    stamped: whether files are read only if they have the time that is listed.
+    stamped: whether files are read only if they have the listed modification time.
     """
 
     def __init__(self, part: TreeSplit, whole: npt.NDArray[np.bool_], stamped: bool = False) -> None:
@@ -157,7 +157,7 @@ class TreeListing(SplitListing):
 
 
 class TreePlaces(Sequence["tuple[str, int]"]):
-    """(path, bytes) of files; -1 bytes: could not be examined."""
+    """(path, bytes) of files; -1 bytes: the file could not be examined."""
 
     def __init__(self, files: TreeFiles) -> None:
         self._files = files
@@ -177,7 +177,7 @@ class TreePlaces(Sequence["tuple[str, int]"]):
 
 
 class StampedPlaces(TreePlaces):
-    """(path, bytes, time of modification in ns) of files that may have changed since they were listed."""
+    """(path, bytes, modification time in ns) of files that may have changed since they were listed."""
 
     def __getitem__(self, index: Any) -> Any:
         if not isinstance(index, slice):
@@ -188,7 +188,7 @@ class StampedPlaces(TreePlaces):
 
 
 class FolderReader:
-    """Reads files of the tree."""
+    """Reads files of a tree."""
 
     def __init__(self, root: str) -> None:
         self._prefix = root.rstrip("/") + "/"
@@ -207,7 +207,7 @@ class FolderReader:
 
 
 def read_named(folder: str | os.PathLike[str], path: str, expected_bytes: int, arena: Arena) -> memoryview:
-    """`read_file` of a file in a folder, which an error names."""
+    """`read_file` for a file in a folder; errors name the file."""
     try:
         return read_file(os.path.join(folder, path), expected_bytes, arena)
     except BadSampleError as error:
@@ -215,7 +215,7 @@ def read_named(folder: str | os.PathLike[str], path: str, expected_bytes: int, a
 
 
 def read_head(path: str, count: int) -> bytes:
-    """The first bytes of a file, up to `count`. Raises BadSampleError where it cannot be read."""
+    """The first bytes of a file, up to `count`. Raises BadSampleError if it cannot be read."""
     try:
         descriptor = os.open(path, READ)
         try:
@@ -229,9 +229,9 @@ def read_head(path: str, count: int) -> bytes:
 def read_file(path: str, expected_bytes: int, arena: Arena, stamp: int | None = None) -> memoryview:
     """The content of a file that was listed with `expected_bytes` (-1: could not be examined).
 
-    The arena must have room for expected_bytes + 1. stamp: the time of modification in ns that was listed, where that
-    may be long ago. Raises BadSampleError where the file cannot be read, or has another size by now, since another
-    process writes to it; SourceError where it has another time.
+    The arena must have room for expected_bytes + 1. stamp: the listed modification time in ns, if the listing may be
+    old. Raises BadSampleError if the file cannot be read, or has another size now, since another process writes to it;
+    SourceError if it has another modification time.
     """
     try:
         descriptor = os.open(path, READ)
@@ -263,9 +263,9 @@ def read_file(path: str, expected_bytes: int, arena: Arena, stamp: int | None = 
 
 # --- members of an archive, as the files of a tree ---
 class ArchiveMember(NamedTuple):
-    """A file in an archive: its name there, its size unpacked, and what its reader needs to find it.
+    """A file in an archive: its name, its unpacked size, and the argument for its reader.
 
-    The first item of `place` is its position, by which members are put in order.
+    The first item of `place` is its position, by which members are ordered.
     """
 
     name: str
@@ -274,7 +274,7 @@ class ArchiveMember(NamedTuple):
 
 
 def inner_name(name: str) -> tuple[str, str]:
-    """(plain name, reason to leave it out or ""): "./a//b.jpg" is "a/b.jpg"."""
+    """(plain name, reason to leave it out or ""): "./a//b.jpg" becomes "a/b.jpg"."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     reason = ""
     if name.startswith("/"):
@@ -297,9 +297,9 @@ def list_members(
     left_out: list[tuple[str, str]],
     layout: str = "auto",
 ) -> SourceListing:
-    """The listing of the tree that `members` (plain names) form, in the order of their positions.
+    """The listing of the tree formed by `members` (plain names), in the order of their positions.
 
-    Raises SourceError for no members, for two of the same name, and where `list_tree` does.
+    Raises SourceError if there are no members, or two with the same name, and the errors of `list_tree`.
     """
     if not members:
         such = f"; {len(left_out)} left out, such as {left_out[0][0]!r}: {left_out[0][1]}" if left_out else ""
@@ -322,7 +322,7 @@ def list_members(
 
 
 def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListing:
-    """The split with its samples in the order of the archive, and their places in it."""
+    """The split with its samples, and their places, in the order of the archive."""
     rows = np.asarray(part.part.files.rows, np.int64)
     order = np.argsort(rows)
     found = part.take(order)
@@ -331,10 +331,10 @@ def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListi
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
-    """Take away the folder that holds all images, unless it is a split, or the class of all; files outside of it are
-    left out.
+    """Strip the folder that contains all images, unless it is a split, or their common class; files outside it are left
+    out.
 
-    Images are recognised by their suffix here; where no name has one, every member counts.
+    Images are recognised by their suffix; if no name has one, every member counts.
     """
     images = [member for member in members if has_image_suffix(member.name)] or members
     tops = {member.name.partition("/")[0] if "/" in member.name else "" for member in images}

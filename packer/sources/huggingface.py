@@ -1,12 +1,12 @@
-"""A data set of Hugging Face in Parquet: images in it as `struct{bytes, path}`, or as bytes.
+"""A data set of Hugging Face in Parquet, with images as `struct{bytes, path}`, or as bytes.
 
-A repository's folder, or one file. The columns have the roles of `packer.sources.columns`: ClassLabels have their
-names, an image keeps its bytes, its path is the sample's name where all paths of a split differ, and what is neither
-image nor label is in the field json.
+A repository's folder, or one file. The columns have the roles of `packer.sources.columns`: ClassLabels have class
+names, an image keeps its bytes, its path is the sample's name if all paths of a split differ, and columns that are
+neither image nor label are in the field json.
 
-Listing reads the labels and the paths alone. Rows are read a batch at a time and in the order of the files, since a row
-group is unpacked from its start; each image is then a view of the batch. A row group whose footer says that it unpacks
-to far more than images do is refused. pyarrow may end the process over a damaged file: it is `isolated`.
+Listing reads only labels and paths. Rows are read a batch at a time, in the order of the files, since a row group must
+be unpacked from its start; each image is then a view of the batch. A row group is refused if its footer says that it
+unpacks to much more than images do. pyarrow may crash on a damaged file, so the source is `isolated`.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = ["HuggingFaceSource"]
 
 
 # ------------------------------------------------------------------------------
-# The files of a data set on the Hugging Face Hub: which splits they are, and what their columns mean.
+# The files of a data set on the Hugging Face Hub: their splits, and the meaning of their columns.
 #
 #     data/train-00000-of-00008.parquet     split and number, as `push_to_hub` names them; also without data/
-#     small/train-00000-of-00001.parquet    of one data set among several in a repository
+#     small/train-00000-of-00001.parquet    of one of several data sets in a repository
 #     default/train/0000.parquet            as in the branch of converted data sets
-#     train.parquet                         a file for each split
+#     train.parquet                         one file per split
 #
-# Features are in the metadata of each file, under the key "huggingface", as JSON; where a file has none, in the
-# header of README.md, in YAML.
+# Features are JSON in the metadata of each file, under the key "huggingface"; if a file has none, YAML in the
+# header of README.md.
 
 
 _SHARD = re.compile(r"(.+?)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?")
@@ -54,7 +54,7 @@ _LFS = b"version https://git-lfs"
 
 
 class HubFile(NamedTuple):
-    """A file, its split, and where it is among `of` files of that: 0 where its name does not say."""
+    """A file, its split, and its number among `of` files of the split: 0 if its name does not state it."""
 
     path: Path
     split: str
@@ -65,7 +65,7 @@ class HubFile(NamedTuple):
 def splits_of(root: Path) -> dict[str, list[Path]]:
     """The Parquet files of each split, in order, of a file or a folder.
 
-    Raises SourceError where the folder holds several data sets, or where files of a split are missing.
+    Raises SourceError if the folder has several data sets, or if files of a split are missing.
     """
     if root.is_file():
         return {_of_name(root.stem) or split_of_name(root.name): [root]}
@@ -78,8 +78,8 @@ def splits_of(root: Path) -> dict[str, list[Path]]:
     if len(found) > 1:
         folders = sorted(str(_folder_of(root, config)) for config in found)
         raise SourceError(
-            f"{root}: holds {len(found)} data sets: {listed(sorted(found), 20)}; name the folder of the one that is "
-            f"meant, for example  packer convert {quoted(folders[0])}"
+            f"{root}: has {len(found)} data sets: {listed(sorted(found), 20)}; name the folder of one of them, "
+            f"for example  packer convert {quoted(folders[0])}"
         )
     splits: dict[str, list[HubFile]] = {}
     for file in next(iter(found.values())):
@@ -88,7 +88,7 @@ def splits_of(root: Path) -> dict[str, list[Path]]:
 
 
 def _ordered(splits: Mapping[str, list[HubFile]]) -> dict[str, list[HubFile]]:
-    """train, validation and test first, in this order."""
+    """Order the splits: train, validation and test first."""
     rank = {name: number for number, name in enumerate(_KEYWORDS)}
     return {name: splits[name] for name in sorted(splits, key=lambda name: (rank.get(name, len(rank)), name))}
 
@@ -113,7 +113,7 @@ def _place(root: Path, path: Path) -> tuple[str, HubFile]:
 
 
 def _of_name(stem: str) -> str:
-    """The split that a name begins with or is: "" for none."""
+    """The split that a name is or begins with; "" if none."""
     words = [word for word in re.split(r"[-_. \d]+", stem.lower()) if word]
     return next((word for word in words if word in _KEYWORDS), "")
 
@@ -123,7 +123,7 @@ def _folder_of(root: Path, config: str) -> Path:
 
 
 def _whole(root: Path, split: str, files: Sequence[HubFile]) -> list[Path]:
-    """The paths of a split's files. Raises SourceError where some are missing."""
+    """The paths of a split's files. Raises SourceError if some are missing."""
     counts = {file.of for file in files}
     if counts != {0}:
         count = max(counts)
@@ -131,7 +131,7 @@ def _whole(root: Path, split: str, files: Sequence[HubFile]) -> list[Path]:
         if len(counts) > 1 or len(files) != count or missing:
             first = f", the first of them {split}-{missing[0]:05d}-of-{count:05d}" if missing else ""
             raise SourceError(
-                f"{root}: has {len(files)} files of {split}, but their names speak of "
+                f"{root}: has {len(files)} files of {split}, but their names state "
                 f"{listed(sorted(map(str, counts)))}{first}; download the rest, or remove those of another version"
             )
     for file in files:
@@ -142,7 +142,7 @@ def _whole(root: Path, split: str, files: Sequence[HubFile]) -> list[Path]:
 
 # --- features -----------------------------------------------------------------------------------------------------
 def features_in(metadata: Mapping[bytes, bytes] | None, path: Path) -> dict[str, Any] | None:
-    """Column -> feature, as `datasets` writes it into a Parquet file: {"_type": "ClassLabel", "names": […]}."""
+    """Column -> feature, as written by `datasets` to a Parquet file: {"_type": "ClassLabel", "names": […]}."""
     text = (metadata or {}).get(b"huggingface")
     if text is None:
         return None
@@ -152,7 +152,7 @@ def features_in(metadata: Mapping[bytes, bytes] | None, path: Path) -> dict[str,
 
 
 def readme_features(root: Path) -> dict[str, Any] | None:
-    """The features in the README.md of a repository, or above a folder of it, in the same form; None for none."""
+    """The features in the README.md of a repository, or above a folder of it, in the same form; None if it has none."""
     folders = [root if root.is_dir() else root.parent]
     folders += [*folders[0].parents][:2]
     path = next((folder / "README.md" for folder in folders if (folder / "README.md").is_file()), None)
@@ -177,7 +177,7 @@ def readme_features(root: Path) -> dict[str, Any] | None:
 
 
 def _feature(dtype: Any) -> dict[str, Any]:
-    """A feature of README.md in the form of those in files."""
+    """Convert a feature of README.md to the form of those in files."""
     if dtype == "image":
         return {"_type": "Image"}
     if isinstance(dtype, dict) and isinstance(dtype.get("class_label"), dict):
@@ -189,26 +189,26 @@ def _feature(dtype: Any) -> dict[str, Any]:
 
 
 def class_names(feature: Mapping[str, Any], where: object) -> tuple[str, ...]:
-    """The names of the classes of a ClassLabel, () where it has only a number of them. Raises SourceError."""
+    """The class names of a ClassLabel, () if it only states their number. Raises SourceError."""
     names = feature.get("names") or ()
     good = isinstance(names, list | tuple) and len(names) <= _MAX_CLASSES
     names = tuple(map(str, names)) if good else ()
     if not good or len(set(names)) < len(names) or any(not name or "\0" in name for name in names):
-        raise SourceError(f"{where}: the names of its classes are {feature.get('names')!r:.80}, expected each once")
+        raise SourceError(f"{where}: its class names are {feature.get('names')!r:.80}, expected each once")
     return names
 
 
 # ------------------------------------------------------------------------------
-# What the columns of a file hold, and their rows.
+# The content of the columns of a file, and their rows.
 
 
 _MAX_ROWS = 4096
 _BATCH_BYTES, _DICTIONARY_BYTES = 32 << 20, 256 << 20
-_BOMB_BYTES, _BOMB_RATIO = 64 << 20, 1000  # images hardly shrink at all
+_BOMB_BYTES, _BOMB_RATIO = 64 << 20, 1000  # images are hardly compressible
 
 
 def has_child(kind: Any, name: str) -> bool:
-    """Whether a type is a struct with such a field."""
+    """Whether a type is a struct with a field of this name."""
     import pyarrow as pa
 
     return bool(pa.types.is_struct(kind)) and kind.get_field_index(name) >= 0
@@ -227,7 +227,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def content_of(name: str, kind: Any, feature: Any, where: object) -> str:
-    """What a column holds (`packer.sources.columns`), by its type and feature; "" for what is left behind."""
+    """The kind of content of a column (`packer.sources.columns`), by its type and feature; "" if it is ignored."""
     import pyarrow as pa
 
     what = feature.get("_type") if isinstance(feature, dict) else None
@@ -235,7 +235,7 @@ def content_of(name: str, kind: Any, feature: Any, where: object) -> str:
         return ""
     if has_child(kind, "bytes") or what == "Image":
         if _is_text(kind):
-            raise SourceError(f"{where}: the column {name!r} holds paths of images, not images; embed them")
+            raise SourceError(f"{where}: the column {name!r} has paths of images, not images; embed them")
         return "image"
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return "class" if what == "ClassLabel" else "integer"
@@ -251,7 +251,7 @@ def content_of(name: str, kind: Any, feature: Any, where: object) -> str:
 def batch_rows(path: Path, group: Any, columns: Sequence[str]) -> int:
     """How many rows of a row group fit into memory at a time, by its footer. Raises SourceError for a bomb.
 
-    The values of a row are in a page, or, where they are numbers of entries in a dictionary, in that.
+    The values of a row are in a page, or, if they are numbers of dictionary entries, in the dictionary.
     """
     rows = _MAX_ROWS
     for chunk in _chunks(group, columns):
@@ -268,13 +268,13 @@ def batch_rows(path: Path, group: Any, columns: Sequence[str]) -> int:
 
 
 def _chunks(group: Any, columns: Sequence[str]) -> list[Any]:
-    """The chunks that these columns, or parts of columns, take."""
+    """The chunks of these columns, or of parts of columns."""
     chunks = map(group.column, range(group.num_columns))
     return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(tuple(f"{name}." for name in columns))]
 
 
 def batches_of(file: Any, path: Path, number: int, columns: Sequence[str]) -> Iterator[Any]:
-    """The rows of a row group, some at a time. It uses no threads: workers may have been forked."""
+    """The rows of a row group, in batches, read without threads, since workers may have been forked."""
     rows = batch_rows(path, file.metadata.row_group(number), columns)
     return file.iter_batches(rows, row_groups=[number], columns=list(columns), use_threads=False)  # type: ignore[no-any-return]
 
@@ -320,7 +320,7 @@ class HuggingFaceSource(ColumnSource):
 
     def warnings(self) -> list[str]:
         left = listed([*map(repr, self._left)], 20)
-        return [f"{self.files[0]}: left behind: {left}, which hold several images, or sound or video"] if left else []
+        return [f"{self.files[0]}: left behind: {left}, with several images, or sound or video"] if left else []
 
     def class_names(self, column: str) -> tuple[str, ...]:
         feature = self._features.get(column)
@@ -328,7 +328,7 @@ class HuggingFaceSource(ColumnSource):
         return class_names(feature, f"{self.root}: {column!r}") if is_class and feature else ()
 
     def target_of(self, column: str) -> Targets:
-        """A list of ClassLabels, or of texts, is 1 at the place of each class."""
+        """A list of ClassLabels, or of texts, becomes a vector with 1 for each class."""
         kind, feature = self._schema.field(column).type, self._features.get(column)
         inner = feature[0] if isinstance(feature, list) and feature else None
         inner = feature.get("feature") if isinstance(feature, Mapping) else inner
@@ -350,7 +350,7 @@ class HuggingFaceSource(ColumnSource):
                     raise SourceError(f"{path}: its column {name!r} is missing, or not as in {self.root}'s first file")
             places: list[Any] = [np.empty((0, 3), np.int64)]
             sizes: list[Any] = [np.empty(0, np.int64)]
-            if file.metadata.num_rows > path.stat().st_size:  # an image has more than a byte
+            if file.metadata.num_rows > path.stat().st_size:  # an image has more than one byte
                 raise SourceError(f"{path}: claims {file.metadata.num_rows:,} rows: damaged")
             paths = [f"{image}.path"] if has_child(self._schema.field(image).type, "path") else []
             values: dict[str, list[Any]] = {name: [] for name in (*columns, *paths)}
@@ -377,7 +377,7 @@ class HuggingFaceSource(ColumnSource):
 
 
 class _Reader:
-    """Reads rows, best in their order: a batch of them is in memory, and the rest of its row group comes after it."""
+    """Reads rows, ideally in order: a batch is in memory, followed by the rest of its row group."""
 
     def __init__(self, source: HuggingFaceSource) -> None:
         self._source = source
@@ -426,7 +426,7 @@ class _Reader:
 
 
 class _BinaryColumn:
-    """A column of bytes, or of structs with them, whose values are views."""
+    """A column of bytes, or of structs with bytes, whose values are views."""
 
     def __init__(self, column: Any) -> None:
         import pyarrow as pa

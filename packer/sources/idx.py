@@ -1,14 +1,14 @@
-"""MNIST's files of images and labels, plain or compressed: MNIST, Fashion-MNIST, KMNIST, EMNIST.
+"""MNIST-style files of images and labels, plain or compressed: MNIST, Fashion-MNIST, KMNIST, EMNIST.
 
     train-images-idx3-ubyte      the images of train; also train-images.idx3-ubyte, and with .gz
     train-labels-idx1-ubyte      their labels
     t10k-…, test-…               of test
-    emnist-letters-train-…       a set among several: name one of its files, and all of that set are taken
+    emnist-letters-train-…       a set among several: name one of its files, and the whole set is taken
     emnist-letters-mapping.txt   `1 65 97`: a label, and the characters of its class
 
-in a folder, or in its `raw` or `MNIST/raw` and the like, where torchvision puts them. Of a file that is there both
-plain and compressed, the plain one is read. Images become PNG and stay as they are stored: those of EMNIST lie on their
-side, as every reader of these files sees them.
+in a folder, or in its `raw` or `MNIST/raw` and the like, where torchvision puts them. If a file exists both plain and
+compressed, the plain one is read. Images become PNG in their stored orientation: those of EMNIST are transposed, as for
+every reader of these files.
 
     file    0, 0, type (8: uint8), dimensions, then a big-endian uint32 for each, then the values
 
@@ -44,7 +44,7 @@ _MAX_RATIO = 1032  # of deflate
 
 
 class IdxSource(PixelSource):
-    """The files of the set at `root`: a folder, or one of the files. label_offset: is subtracted from the labels."""
+    """The files of the set at `root`: a folder, or one of the files. label_offset: subtracted from the labels."""
 
     kind = "IDX files"
 
@@ -73,12 +73,12 @@ class IdxSource(PixelSource):
         return listing
 
     def _prefix(self, parts: Mapping[str, IdxName]) -> str:
-        """What the names of the set begin with."""
+        """The common prefix of the file names of the set."""
         if self.root.is_file():
             own = idx_name(self.root.name)
             if own is None:
                 raise SourceError(
-                    f"{self.root}: an IDX file whose name does not say what it is; expected "
+                    f"{self.root}: an IDX file whose name does not show what it is; expected "
                     f"train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte or the like"
                 )
             return own.prefix
@@ -88,15 +88,15 @@ class IdxSource(PixelSource):
         if len(first) > 1:
             prefixes = sorted(first)
             raise SourceError(
-                f"{self.root}: has the sets {listed([p.rstrip('-') for p in prefixes], 20)}; name a file of the one "
-                f"that is meant, for example  packer convert {quoted(self._folder / first[prefixes[0]])}"
+                f"{self.root}: has the sets {listed([p.rstrip('-') for p in prefixes], 20)}; name a file of one of "
+                f"them, for example  packer convert {quoted(self._folder / first[prefixes[0]])}"
             )
         if not first:
             raise SourceError(f"{self.root}: no file of images such as train-images-idx3-ubyte")
         return next(iter(first))
 
     def _add(self, listing: SourceListing, split: str, name: str, labels_name: str | None) -> npt.NDArray[np.int64]:
-        """Add a split; its labels, as they are in the file."""
+        """Add a split; returns its labels, as they are in the file."""
         path = self.note(self._folder / name)
         compression, (count, height, width), start = _header(path, 3)
         check_image_bytes(path, height * width)
@@ -115,7 +115,7 @@ class IdxSource(PixelSource):
         return labels
 
     def _number(self, listing: SourceListing, prefix: str, labels: npt.NDArray[np.int64]) -> None:
-        """The names in the mapping of an EMNIST set, or a warning about labels that count from 1."""
+        """Take the class names from the mapping of an EMNIST set, or warn about labels that count from 1."""
         path = self._folder / f"{prefix}mapping.txt"
         names = _read_mapping(self.note(path)) if path.exists() else {}
         if len(labels) and int(labels.min()) == 1:
@@ -130,7 +130,7 @@ class IdxSource(PixelSource):
 
 
 def _header(path: Path, dimensions: int) -> tuple[str, tuple[int, ...], int]:
-    """(compression, shape, where the values begin). Raises SourceError where the file is not of this many values."""
+    """(compression, shape, start of the values). Raises SourceError if the file has another number of values."""
     compression = compression_of(path)
     with open_bytes(path, compression) as file:
         head = file.read(0, 4 + 4 * dimensions)

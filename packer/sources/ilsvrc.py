@@ -1,16 +1,16 @@
 """ILSVRC (ImageNet): classes are folders in train; those of val are in a table, or in the development kit.
 
-    Data/CLS-LOC/{train,val,test}      the images, train in a folder a class
+    Data/CLS-LOC/{train,val,test}      the images; in train, one folder per class
     Annotations/CLS-LOC/{train,val}    boxes of some of them, in XML: fields boxes and box_labels
     LOC_val_solution.csv               `ILSVRC2012_val_00048981,n03995372 85 1 499 272`: the classes of val
-    {train,val,test}, or the images    of the same names, next to that table; also val by itself, with it above
+    {train,val,test}, or the images    the same names, next to that table; also val alone, with the table above it
     ILSVRC2012_img_train.tar, …        see below
 
-Classes are the names of the synsets, sorted, as torchvision numbers them. An image of val that the table does not name
-has no label, with a warning.
+Classes are the synset names, sorted, numbered as in torchvision. An image of val that the table does not name has no
+label, with a warning.
 
-Boxes are counted from 0. Some annotations are for another size than that of the file, so they are taken as parts of the
-size that they state; corners are put in order, and inside of the image.
+Boxes count from 0. Some annotations refer to another size than that of the file, so coordinates are scaled from the
+size that they state; corners are ordered, and clipped to the image.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = []
 
 
 # ------------------------------------------------------------------------------
-# The classes of the images of ILSVRC that are in no folder of a class: from a table, or from the development kit.
+# The classes of ILSVRC images that are in no class folder: from a table, or from the development kit.
 
 
 _IMAGE, _CLASS = "ImageId", "PredictionString"
@@ -52,9 +52,9 @@ _MAX_KIT_BYTES = 64 << 20
 
 
 def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str) -> None:
-    """Give the images without a label the one of a table (name without suffix -> class), and number all classes.
+    """Give unlabelled images the label from a table (name without suffix -> class), and number all classes.
 
-    Those of train come first, so that an image of train has the same label whatever the table has.
+    Classes of train come first, so that an image of train has the same label with any table.
     """
     before = listing.classes
     new_classes = sorted({*solution.values()}.difference(before))
@@ -66,7 +66,7 @@ def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str)
         count = plural(len(new_classes), "class")
         listing.warnings.append(f"{where}: {count} of val that train lacks: {listed(new_classes)}; they follow its own")
     for name, part in listing.splits.items():
-        labels = new[part.labels]  # -1 is the last one
+        labels = new[part.labels]  # -1 selects the last one
         unlabelled = np.array([row for row in np.flatnonzero(labels == NO_LABEL).tolist() if name != "test"
                                and has_image_suffix(part.names[row][0])], np.int64)  # fmt: skip
         for row in unlabelled.tolist():
@@ -82,7 +82,7 @@ def give_labels(listing: SourceListing, solution: Mapping[str, str], where: str)
 
 
 def read_solution(path: Path) -> dict[str, str]:
-    """The class of each image of val, by its name without a suffix. Raises SourceError."""
+    """The class of each image of val, by its name without suffix. Raises SourceError."""
     table = open_table(path)
     if {_IMAGE, _CLASS} - {*table.columns}:
         raise SourceError(f"{path}: has the columns {', '.join(table.columns)}, expected {_IMAGE} and {_CLASS}")
@@ -99,7 +99,7 @@ def read_solution(path: Path) -> dict[str, str]:
 
 
 def read_kit(path: Path) -> dict[str, str]:
-    """The class of each image of val, by its name without a suffix, from the development kit. Raises SourceError."""
+    """The class of each image of val, by its name without suffix, from the development kit. Raises SourceError."""
     truth, meta, year = b"", b"", "2012"
     with refusing(path), tarfile.open(path) as archive:
         try:
@@ -115,7 +115,7 @@ def read_kit(path: Path) -> dict[str, str]:
         except tarfile.TarError as error:
             raise SourceError(f"{path}: cannot be read: {error}") from error
     if not truth or not meta:
-        raise SourceError(f"{path}: holds no data/ILSVRC{year}_validation_ground_truth.txt and {_META[1:]}")
+        raise SourceError(f"{path}: has no data/ILSVRC{year}_validation_ground_truth.txt and {_META[1:]}")
     synsets = _synsets(meta, path)
     lines = truth.decode("ascii", "replace").split()
     unknown = next((number for number, text in enumerate(lines, 1) if text not in synsets), None)
@@ -127,7 +127,7 @@ def read_kit(path: Path) -> dict[str, str]:
 
 
 def _synsets(meta: bytes, path: Path) -> dict[str, str]:
-    """The synset of each number, as text, by meta.mat."""
+    """The synset of each number, as text, from meta.mat."""
     try:
         from scipy.io import loadmat
     except ImportError as error:
@@ -135,15 +135,15 @@ def _synsets(meta: bytes, path: Path) -> dict[str, str]:
     try:
         rows = loadmat(io.BytesIO(meta), squeeze_me=True, variable_names=["synsets"])["synsets"].ravel()
         return {str(int(row["ILSVRC2012_ID"])): str(row["WNID"]) for row in rows}
-    except Exception as error:  # what scipy raises for damage is of any kind
+    except Exception as error:  # scipy raises errors of any kind for damaged files
         raise SourceError(f"{path}: its meta.mat cannot be read: {error!r:.200}") from error
 
 
 # ------------------------------------------------------------------------------
-# The archives of ILSVRC as they are published, read without unpacking them.
+# The archives of ILSVRC as they are published, read without unpacking.
 #
-#     ILSVRC2012_img_train.tar               an archive a class, n01440764.tar, in which its images are
-#     ILSVRC2012_img_val.tar                 images without labels, which follow from
+#     ILSVRC2012_img_train.tar               one inner archive per class, n01440764.tar, with its images
+#     ILSVRC2012_img_val.tar                 images without labels, which come from
 #         LOC_val_solution.csv               as on Kaggle, or
 #         ILSVRC2012_devkit_t12.tar.gz       the development kit: data/ILSVRC2012_validation_ground_truth.txt has a
 #                                            number for each image, and data/meta.mat the synset of each number
@@ -206,7 +206,7 @@ def open_ilsvrc(root: str | os.PathLike[str]) -> Source:
 
 
 class IlsvrcSource:
-    """See the module."""
+    """A folder of ILSVRC; see the module."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = Path(root)
@@ -222,7 +222,7 @@ class IlsvrcSource:
     def list(self, split: str | None) -> SourceListing:
         is_val = not any((self.images / name).is_dir() for name in SPLIT_NAMES)
         whole = FolderSource(self.images, "tree").list("val" if is_val else None)
-        for name, part in whole.splits.items():  # where the images are next to the table, that is a file among them
+        for name, part in whole.splits.items():  # if the images are next to the table, the table is one of the files
             rows = [row for row, names in enumerate(part.names) if names[0] != SOLUTION]
             if len(rows) < len(part):
                 whole.splits[name] = part.take(np.array(rows, np.int64))
@@ -262,7 +262,7 @@ def _annotation_of(folder: Path, path: str) -> Path:
 
 
 class _ReaderWithBoxes(FolderReader):
-    """Reads images, and the annotations of those that have some."""
+    """Reads images, and their annotations if they have some."""
 
     def __init__(self, images: Path, annotations: Path, classes: Mapping[str, int]) -> None:
         super().__init__(os.fspath(images))

@@ -1,13 +1,13 @@
-"""A folder of images with tables of metadata, as `load_dataset("imagefolder")` of Hugging Face takes it.
+"""A folder of images with tables of metadata, as read by Hugging Face's `load_dataset("imagefolder")`.
 
     metadata.csv, metadata.jsonl, metadata.parquet     in the folder, or in each of its splits (train, val, …); each row
                                                        names an image in its column file_name, relative to the table
 
-It is a manifest (`packer.sources.manifest`): the label is in a column with a usual name, columns of further files
-(mask_file_name) are fields, and all others are in the field json. A table in the folder of a split has the images of
-that; in a table above them the split is the first folder of file_name. Names that lead out of the folder are refused.
-Folders are not classes here, as for Hugging Face; layout="tree" takes them for classes, and no metadata. Files that no
-row names are left out.
+It is read like a manifest (`packer.sources.manifest`): the label is in a column with a usual name, columns of further
+files (mask_file_name) are fields, and all others are in the field json. A table in the folder of a split describes the
+images of that split; in a table above them, the split is the first folder of file_name. Names that lead out of the
+folder are refused. As in Hugging Face, folders are not classes; layout="tree" takes them as classes, and ignores the
+metadata. Files that no row names are left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PATH, _MORE, _SPLIT = "file_name", "_file_name", "split"
 
 
 class ImageFolderSource(ManifestSource):
-    """See the module."""
+    """An imagefolder; see the module."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class ImageFolderSource(ManifestSource):
         return listing
 
     def _leave_out(self, listing: SourceListing, every: _Tables, more: tuple[str, ...]) -> None:
-        """List the files that no row names."""
+        """Record the files that no row names as left out."""
         named = {os.path.relpath(table.path, self.root) for table in every.tables}
         for _, row in every.rows():
             named.update(str(row[column]) for column in (_PATH, *more) if row.get(column))
@@ -86,7 +86,7 @@ class _Tables(Table):
 
     @classmethod
     def of(cls, root: Path, tables: tuple[Table, ...]) -> _Tables:
-        """With a column of splits, where every row is in the folder of one."""
+        """The tables with a column of splits, if every row is in the folder of a split."""
         path = tables[0].path if len(tables) == 1 else root
         columns = tuple(dict.fromkeys(column for table in tables for column in table.columns))
         made = cls(path, columns, root, tables)
@@ -111,7 +111,7 @@ class _Tables(Table):
 
 
 def _inner_path(name: object, where: str) -> PurePosixPath:
-    """A name in a table. Raises SourceError where it leads out of the folder of that."""
+    """Check a name in a table. Raises SourceError if it leads out of the table's folder."""
     path = PurePosixPath(name) if isinstance(name, str) else None
     if path is None or not path.parts or path.is_absolute() or ".." in path.parts or "\0" in str(name):
         raise SourceError(f"{where}: {name!r:.200} does not name a file below the folder of the table")

@@ -1,7 +1,7 @@
-"""What a folder or a file is, by names and a few bytes: quickly, and without a reader of any format.
+"""Recognising what a folder or a file is, by names and a few bytes: fast, and without a reader of any format.
 
-A folder is looked at before anything is known of it, and may hold millions of images: of each folder only the first
-files that the system names are looked at, and only a few folders below.
+A folder may contain millions of images, so only the first files that the system lists are examined, and only a few
+folders below.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ _HEAD_BYTES, _TAIL_BYTES, _MAX_FOOTER_BYTES = 512, 8, 64 << 20
 
 
 def entries_of(folder: Path) -> Iterator[os.DirEntry[str]]:
-    """The entries of a folder that are not hidden, as they come; none where it cannot be listed."""
+    """The entries of a folder that are not hidden, in system order; none if it cannot be listed."""
     with suppress(OSError), os.scandir(folder) as entries:
         yield from (entry for entry in entries if entry.name[:1] != ".")
 
 
 def first_entries(folder: Path, count: int | None = _LOOKED_AT) -> list[os.DirEntry[str]]:
-    """Up to `count` of them, by name."""
+    """Up to `count` of these entries, by name."""
     return sorted(islice(entries_of(folder), count), key=lambda entry: entry.name)
 
 
@@ -91,7 +91,7 @@ def first_names(folder: Path, count: int | None = _LOOKED_AT) -> list[str]:
 
 
 def head_of(path: Path, count: int = _HEAD_BYTES) -> bytes:
-    """The first bytes of a regular file; b"" where it is none, or cannot be read."""
+    """The first bytes of a regular file; b"" if it is not one, or cannot be read."""
     try:
         return read_up_to(path, count) if path.is_file() else b""
     except OSError:
@@ -99,7 +99,7 @@ def head_of(path: Path, count: int = _HEAD_BYTES) -> bytes:
 
 
 def read_up_to(path: Path, count: int, from_end: int = 0) -> bytes:
-    """Up to `count` bytes of a file, from the start, or from so many bytes before the end."""
+    """Up to `count` bytes of a file, from the start, or from `from_end` bytes before the end."""
     with open(path, "rb") as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - from_end) if from_end else 0)
         return file.read(count)
@@ -115,7 +115,7 @@ _CIFAR = (
 
 
 def is_cifar(root: Path) -> bool:
-    """Whether a folder holds CIFAR-10 or CIFAR-100 as published, in either version."""
+    """Whether a folder has CIFAR-10 or CIFAR-100 as published, in either version."""
     return any(all((root / name).is_file() for name in names) for names in _CIFAR)
 
 
@@ -125,7 +125,7 @@ _IDX_BELOW = ("", "raw", "MNIST/raw", "FashionMNIST/raw", "KMNIST/raw", "EMNIST/
 
 
 class IdxName(NamedTuple):
-    """prefix: of a set among several, with its "-". split: as the name has it."""
+    """prefix: of a set among several, with its "-". split: as in the file name."""
 
     prefix: str
     split: str
@@ -133,7 +133,7 @@ class IdxName(NamedTuple):
 
 
 def idx_name(name: str) -> IdxName | None:
-    """What a file of MNIST or its relatives is by its name; None for any other file."""
+    """The meaning of a file name of MNIST and similar sets; None for any other file."""
     match = _IDX.fullmatch(name)
     if match is None or (match[3] == "images") != (match[4] == "3"):
         return None
@@ -141,7 +141,7 @@ def idx_name(name: str) -> IdxName | None:
 
 
 def idx_folder(root: Path) -> Path | None:
-    """The folder of such files of images, at or below `root`; None where it has none."""
+    """The folder of such image files, at or below `root`; None if there is none."""
     for below in _IDX_BELOW:
         if any((part := idx_name(name)) and part.is_images for name in first_names(root / below)):
             return root / below
@@ -149,13 +149,13 @@ def idx_folder(root: Path) -> Path | None:
 
 
 def is_idx(head: bytes) -> bool:
-    """Whether a file begins like one of MNIST's images."""
+    """Whether a file begins like one of MNIST's image files."""
     return head[:4] == b"\0\0\x08\x03" and head[4:8] != bytes(4)  # a TFRecord has zeros there
 
 
 # --- samples that are not images ----------------------------------------------------------------------------------
 class MainField(NamedTuple):
-    """The first field of a source's samples: its name, its kind, and how its files end; () for images."""
+    """The first field of a source's samples: its name, its kind, and the suffixes of its files; () for images."""
 
     name: str = "image"
     kind: str = "image"
@@ -169,7 +169,7 @@ _MAIN_FIELDS = (
 
 
 def main_of(names: Iterable[str]) -> MainField:
-    """Of files called so: images where any is called like one, or no file says what it is; else what most are."""
+    """The main field for these file names: images if any is named like one, or no kind is known; else the commonest."""
     counts = dict.fromkeys(_MAIN_FIELDS, 0)
     unnamed = 0
     for name in names:
@@ -184,7 +184,7 @@ def main_of(names: Iterable[str]) -> MainField:
 
 
 def main_named(fields: Mapping[str, str], where: object) -> MainField | None:
-    """Of a folder, as the caller says it, {"cloud:file": ".las,.laz"}; None for nothing. Raises SourceError."""
+    """The main field of a folder, from {"cloud:file": ".las,.laz"}; None if empty. Raises SourceError."""
     if not fields:
         return None
     (name, suffix), *more = fields.items()
@@ -206,7 +206,7 @@ _ARRAY_SPLITS = {"train": "train", "val": "val", "valid": "val", "validation": "
 
 
 def splits_of_arrays(names: Iterator[str] | list[str]) -> dict[str, tuple[str, str]]:
-    """By split, the names (without .npy) of its images and labels; "" for no labels. A split "" is no split at all.
+    """By split, the names (without .npy) of its images and labels; "" for no labels. A split "" means no splits.
 
     `images` and `labels`, `x` and `y`, with the split before or after: train_images, x_train.
     """
@@ -223,16 +223,16 @@ def splits_of_arrays(names: Iterator[str] | list[str]) -> dict[str, tuple[str, s
 
 
 def is_arrays(root: Path) -> bool:
-    """Whether a folder holds arrays of images as .npy files."""
+    """Whether a folder has arrays of images as .npy files."""
     names = [name.removesuffix(".npy") for name in first_names(root) if name.endswith(".npy")]
     images = [root / f"{images}.npy" for images, _ in splits_of_arrays(names).values()]
     return any(
         head_of(path, 6) in (b"\x93NUMPY", b"") for path in images
-    )  # of an empty one, reading says what is wrong
+    )  # for an empty array, reading reports what is wrong
 
 
 def is_npz(head: bytes) -> bool:
-    """Whether a zip archive begins with an array of NumPy: the name of its first member says so."""
+    """Whether a zip archive begins with a NumPy array, by the name of its first member."""
     name = head[30 : 30 + int.from_bytes(head[26:28], "little")]
     return head[:4] == b"PK\3\4" and name.endswith(b".npy")
 
@@ -258,14 +258,14 @@ _PARQUET = (".parquet", ".pq")
 
 
 def parquet_files(root: Path) -> list[Path]:
-    """The Parquet files of a repository of a data set, in order: in `root`, in `data`, and where the folder is a
-    repository (by README.md or .gitattributes), up to two folders below either."""
+    """The Parquet files of a data set's repository, in order: in `root`, in `data`, and, if the folder is a repository
+    (by README.md or .gitattributes), up to two folders below either."""
     depth = _depth(root)
     return sorted({*_parquet_below(root, depth), *_parquet_below(root / "data", depth)})
 
 
 def _depth(root: Path) -> int:
-    """How many folders below the files may be: in a repository, and where folders of splits have numbered files."""
+    """How many folders below `root` the files may be, in a repository or with numbered files in split folders."""
     is_repository = any((root / name).exists() for name in _REPOSITORY)
     below = [root / name / split for name in first_names(root, _FEW_FOLDERS) for split in ("", *SPLIT_NAMES)]
     return 2 if is_repository or any((folder / "0000.parquet").is_file() for folder in below) else 0
@@ -281,9 +281,9 @@ def _parquet_below(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def is_hub_set(root: Path) -> bool:
-    """Whether a Parquet file, or the files of a folder, hold images.
+    """Whether a Parquet file, or the files of a folder, contain images.
 
-    Of a folder, files that are damaged, or were not downloaded, are taken for some: reading says what is wrong.
+    Damaged files and undownloaded ones in a folder count as such: reading reports what is wrong.
     """
     if root.is_file():
         return root.name.lower().endswith(_PARQUET) and _has_images(root) is True
@@ -292,7 +292,7 @@ def is_hub_set(root: Path) -> bool:
 
 
 def _has_image_parquet(folder: Path, depth: int) -> bool:
-    """Whether the first Parquet file of a folder, or of one below, holds images."""
+    """Whether the first Parquet file of a folder, or of one below, contains images."""
     names = first_names(folder)
     path = next((folder / name for name in names if name.endswith(_PARQUET)), None)
     if path is not None:
@@ -302,7 +302,7 @@ def _has_image_parquet(folder: Path, depth: int) -> bool:
 
 
 def _has_images(path: Path) -> bool | None:
-    """By what the footer says: columns of bytes, or features of `datasets`; None where it is damaged."""
+    """By the footer: columns of bytes, or features of `datasets`; None if it is damaged."""
     try:
         tail = read_up_to(path, _TAIL_BYTES, _TAIL_BYTES) if path.is_file() else b""
         length = int.from_bytes(tail[:4], "little")
@@ -311,12 +311,12 @@ def _has_images(path: Path) -> bool | None:
         footer = read_up_to(path, length, _TAIL_BYTES + length)
     except OSError:
         return None
-    # A name in the schema is its length in one byte, and its letters.
+    # A name in the schema is stored as its length in one byte, and its characters.
     return b"\x05bytes" in footer or (b"huggingface" in footer and b'"Image"' in footer)
 
 
 def metadata_files(root: Path) -> list[Path]:
-    """The tables of `imagefolder`, in `root` or its splits, whose rows name files; [] where there are none."""
+    """The tables of `imagefolder`, in `root` or its splits, whose rows name files; [] if there are none."""
     folders = [root, *(root / name for name in SPLIT_NAMES)]
     paths = [folder / name for folder in folders for name in _METADATA]
     return [path for path in paths if b"file_name" in head_of(path, 1 << 16)]
@@ -338,13 +338,12 @@ def is_beton(head: bytes) -> bool:
 
 
 # ------------------------------------------------------------------------------
-# Folders that are known by what is in them, not by classes: a look at names, for the registry of sources.
+# Folders of known layouts, recognised by names, for the registry of sources.
 #
 # COCO              annotations/instances_train2017.json and the like, or train/_annotations.coco.json
 # Pascal VOC        JPEGImages, with Annotations or ImageSets
-# YOLO              images next to labels that are text files, by themselves or in each split; a data.yaml with names
-# and
-#                   splits; images with such text files beside them, and the names of the classes
+# YOLO              images next to text files of labels, alone or in each split; a data.yaml with names and splits;
+#                   images with such text files next to them, and the class names
 # ILSVRC            Data/CLS-LOC; ILSVRC2012_img_train.tar and the like; images with LOC_val_solution.csv
 # shards            files of one container format, and no images, in the folder or in its splits
 
@@ -369,7 +368,7 @@ _BRANCHES_LOOKED_AT = 1000
 
 
 def coco_files(root: Path) -> dict[str, dict[str, Path]]:
-    """The files of COCO's annotations below a directory: part -> kind -> path; empty where there are none."""
+    """The annotation files of COCO below a directory: part -> kind -> path; empty if there are none."""
     found: dict[str, dict[str, Path]] = {}
     for name in first_names(root / "annotations", None):
         match = COCO_NAME.fullmatch(name)
@@ -383,17 +382,17 @@ def coco_files(root: Path) -> dict[str, dict[str, Path]]:
 
 
 def is_coco(root: Path) -> bool:
-    """Whether a directory has annotations of COCO, or is a file of JSON."""
+    """Whether a directory has annotations of COCO, or is a JSON file."""
     return bool(coco_files(root)) or (root.is_file() and root.name.lower().endswith(".json"))
 
 
 def is_voc(root: Path) -> bool:
-    """Whether a directory is one of Pascal VOC."""
+    """Whether a directory has the layout of Pascal VOC."""
     return (root / "JPEGImages").is_dir() and ((root / "Annotations").is_dir() or (root / "ImageSets").is_dir())
 
 
 def is_yolo(root: Path) -> bool:
-    """Whether a directory has images, and labels in text files, next to each other, or in splits that a file names."""
+    """Whether a directory has images and text files of labels, next to each other, or in splits named by a file."""
     for folder in yolo_folders(root).values():
         labels = "/".join("labels" if part == "images" else part for part in folder.split("/"))
         if labels != folder and (root / folder).is_dir() and _has_texts(root / labels):
@@ -406,7 +405,7 @@ def is_yolo(root: Path) -> bool:
 
 
 def _has_boxes_beside(folder: Path, depth: int = 2) -> bool:
-    """Whether the first images that have a text file beside them have boxes of YOLO in it."""
+    """Whether the text files next to the first images have boxes of YOLO."""
     entries = first_entries(folder, _BRANCHES_LOOKED_AT)
     for entry in entries:
         if has_image_suffix(entry.name):
@@ -424,7 +423,7 @@ def _has_texts(folder: Path, depth: int = 4) -> bool:
 
 
 def yolo_folders(root: Path) -> dict[str, str]:
-    """The folder of the images of each split, as the folders say it; "" for the split where there are no splits."""
+    """The image folder of each split, by folder names; "" for the split if there are no splits."""
     inside = {name: f"{name}/images" for name in SPLIT_NAMES if (root / name / "images").is_dir()}
     if inside:
         return inside
@@ -438,7 +437,7 @@ def yolo_folders(root: Path) -> dict[str, str]:
 
 
 def is_ilsvrc(root: Path) -> bool:
-    """Whether a directory is the root of ILSVRC, has its archives, or has images and the table of their classes."""
+    """Whether a directory is the root of ILSVRC, or has its archives, or images and the table of their classes."""
     if (root / "Data/CLS-LOC").is_dir() or ilsvrc_tars(root):
         return True
     if find_solution(root) is None:
@@ -448,13 +447,13 @@ def is_ilsvrc(root: Path) -> bool:
 
 
 def find_solution(root: Path) -> Path | None:
-    """The table of the classes of val of ILSVRC: in a directory, or above one of its own."""
+    """The table of the val classes of ILSVRC: in a directory, or above one of its folders."""
     folders = [root, *list(root.absolute().parents)[: _ABOVE.get(root.name, 0)]]
     return next((folder / SOLUTION for folder in folders if (folder / SOLUTION).is_file()), None)
 
 
 def ilsvrc_tars(root: Path) -> dict[str, Path]:
-    """The archives of ILSVRC in a directory: split -> path; empty where there are none."""
+    """The archives of ILSVRC in a directory: split -> path; empty if there are none."""
     matches = filter(None, (_TAR.fullmatch(entry.name) for entry in entries_of(root)))
     found = {match[1]: root / match[0] for match in sorted(matches, key=lambda match: match[0])}
     return {split: found[split] for split in ("train", "val", "test") if split in found}
@@ -476,14 +475,14 @@ def is_shards(root: Path) -> bool:
 
 
 def is_shard_name(name: str) -> bool:
-    """Whether a file is called like a shard, which may be compressed."""
+    """Whether a file is named like a shard, which may be compressed."""
     stem, dot, suffix = name.rpartition(".")
     entry = FORMATS.of_name(stem if (dot + suffix).lower() in _COMPRESSED else name)
     return entry is not None and any(suffix in name.lower() for suffix in entry.suffixes)
 
 
 def shard_files(root: Path) -> Iterator[tuple[str, Path]]:
-    """(split that the folder says, or "", path) of each shard, in the order of their names."""
+    """(split by the folder, or "", path) of each shard, in the order of their names."""
     for entry in first_entries(root, None):
         if entry.is_dir():
             yield from ((entry.name, path) for _, path in shard_files(Path(entry.path)))
@@ -492,16 +491,16 @@ def shard_files(root: Path) -> Iterator[tuple[str, Path]]:
 
 
 # ------------------------------------------------------------------------------
-# Trees of images whose folders are not classes: recognised by their names, and refused or warned about.
+# Image trees whose folders are not classes: recognised by their names, and refused or warned about.
 #
-#     ILSVRC, COCO, Pascal VOC, YOLO     in a folder of the tree, or in an archive: each is a source by itself
+#     ILSVRC, COCO, Pascal VOC, YOLO     in a folder of the tree, or in an archive: each is a separate kind of source
 #     COCO without annotations           train2017, val2017
-#     images with their masks            images, and masks, annotations or labels, where classes would be
+#     images with their masks            images, and masks, annotations or labels, instead of classes
 #     Tiny ImageNet                      val/images, and classes in train: labels are in a text file
 #
-# What is certainly wrong is a SourceError that says what to run instead; what may be right is a warning: a single
-# class, a class called as folders of annotations are, images without a label next to images with one. layout="tree"
-# takes the folders for classes without a warning.
+# If a tree is certainly wrong, a SourceError says what to run instead; if it may be right, there is a warning: a single
+# class, a class named like folders of annotations, unlabelled images next to labelled ones. layout="tree" takes the
+# folders as classes without a warning.
 
 
 LAYOUTS = ("auto", "tree")
@@ -518,7 +517,7 @@ _SHOWN = 5
 
 
 class CelebaFiles(NamedTuple):
-    """Where the parts of CelebA are. attributes, identities: None where they are missing."""
+    """The paths of the parts of CelebA. attributes, identities: None if missing."""
 
     images: Path
     partition: Path
@@ -527,9 +526,9 @@ class CelebaFiles(NamedTuple):
 
 
 def celeba_files(root: Path) -> CelebaFiles | None:
-    """The parts of CelebA below a directory: all in it, or in Img, Eval and Anno as they are published.
+    """The parts of CelebA below a directory: all in it, or in Img, Eval and Anno as published.
 
-    None where the images or their partition are missing: then it is a tree like any other.
+    None if the images or their partition are missing: then it is an ordinary tree.
     """
 
     def first(kind: str, name: str, exists: Callable[[Path], bool]) -> Path | None:
@@ -551,9 +550,9 @@ def check_layout(
     whole: bool,
     is_sample: Callable[[str], bool] = has_image_suffix,
 ) -> list[str]:
-    """Warnings about a tree that is being taken for splits and classes. Raises SourceError where it is none.
+    """Warnings about a tree that is read as splits and classes. Raises SourceError if it is another layout.
 
-    whole: `splits` are all that the tree has, so that a class may be missed. is_sample: of the name of a file.
+    whole: `splits` has all splits of the tree, so that missing classes can be reported. is_sample: by file name.
     """
     folders = _folders(files)
     found = _known(folders, classes) or _pairs(folders, splits) or _tiny_imagenet(splits, classes)
@@ -577,12 +576,12 @@ def check_layout(
 
 
 def is_no_class(folder: str) -> bool:
-    """Whether a folder of images is called as those are that are no class: images, train2017."""
+    """Whether a folder is named like folders of images that are not classes: images, train2017."""
     return folder.lower() in _PICTURES or _YEAR.fullmatch(folder) is not None
 
 
 def _command(where: str, folder: str, split: str = "") -> str:
-    """What to run for a folder of the tree, or for images of it as a split."""
+    """The command for a folder of the tree, or for its images as a split."""
     if Path(where).is_dir():
         named = f" --split {quoted(split)}" if split else ""
         return f"run  packer convert {quoted(Path(where, folder))}{named}"
@@ -590,7 +589,7 @@ def _command(where: str, folder: str, split: str = "") -> str:
 
 
 def _folders(files: TreeFiles) -> set[str]:
-    """Every folder that holds a file, or a folder; "" is the root."""
+    """Every folder that has a file or a folder; "" is the root."""
     found: set[str] = {""}
     for folder in TreeSplit("", files, np.empty(0, np.int32)).folders():
         while folder not in found:
@@ -603,7 +602,7 @@ Found: TypeAlias = "tuple[str, ...] | None"  # what the tree looks like, the fol
 
 
 def _known(folders: set[str], classes: Sequence[str]) -> Found:
-    """ILSVRC, COCO or Pascal VOC in a folder."""
+    """Whether a folder of the tree is ILSVRC, COCO or Pascal VOC."""
     for folder in sorted(folders):
         above, _, base = folder.rpartition("/")
         names = ("annotations", "Annotations", "ImageSets")
@@ -622,7 +621,7 @@ def _known(folders: set[str], classes: Sequence[str]) -> Found:
 
 
 def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Found:
-    """Images next to what belongs to them, where classes would be, or below the only folder there."""
+    """Images next to a folder of their companions, at the level of classes, or below a single folder."""
     for part in splits.values():
         tops, base = _tops(part), part.root
         while len(tops) == 1:
@@ -654,7 +653,7 @@ def _tiny_imagenet(splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> F
 
 
 def _tops(part: TreeSplit) -> list[str]:
-    """The folders right under that of a split, in which it has files; sorted."""
+    """The folders directly below that of a split in which it has files; sorted."""
     return sorted({folder.partition("/")[0] for folder in part.folders()} - {""})
 
 
@@ -686,9 +685,9 @@ def _warnings(
 
 
 def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) -> Iterable[str]:
-    """What says more of the images and is not read: tables, and files beside them of their names.
+    """Further information about the images that is not read: tables, and files named like images next to them.
 
-    others: the files that are not called like images.
+    others: the files that are not named like images.
     """
     table = next((path for path in others if path.endswith(TABLE_SUFFIXES)), None)
     if table is not None:
@@ -706,7 +705,7 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
 
 
 def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:
-    """Warnings of classes that other splits have. labels: by split."""
+    """Warnings about classes that only other splits have. labels: by split."""
     found = {name: set(_used(its)) for name, its in labels.items()}
     if found.get("train"):
         for name, here in found.items():
@@ -716,7 +715,7 @@ def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[s
 
 
 def _used(labels: npt.NDArray[Any]) -> list[int]:
-    """The labels that occur, in rising order; np.unique loads modules, which takes longer than listing a small tree."""
+    """The labels that occur, in ascending order; np.unique would import modules, which is slower than a small tree."""
     return list(np.flatnonzero(np.bincount(labels[labels >= 0])).tolist())
 
 

@@ -1,14 +1,15 @@
-"""An LMDB environment: a value for each image, under its key. A directory with data.mdb, or such a file itself.
+"""An LMDB environment with one value per image: a directory with data.mdb, or such a file.
 
     Datum    a caffe.Datum: its label, and its image, encoded or as pixels, which become PNG
     bytes    the image itself; its key is its name, and the folders in the keys are splits and classes as in a tree
 
-The first value that is either says which layout it is. Samples come in the order of their keys; a place is a key.
+The first recognised value decides the layout. Samples come in the order of their keys; a place is a key.
 
-liblmdb trusts what it maps, so that a wrong byte may end the process: it is `isolated`. Nothing is written or locked.
+liblmdb trusts the file that it maps, so a wrong byte may crash the process; the source is `isolated`. Nothing is
+written or locked.
 
 A Datum is a protocol buffer (caffe.proto): 1 channels, 2 height, 3 width, 4 data, 5 label, 6 float_data, 7 encoded. Its
-pixels are uint8 [channels, height, width], blue first, as OpenCV has them.
+pixels are uint8 [channels, height, width], blue first, as in OpenCV.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ __all__ = ["LmdbSource"]
 
 _Value: TypeAlias = "tuple[bytes, memoryview]"
 _LOOKED_AT = 100
-_TABLE_BYTES = 48  # of the value that is a database in the environment
+_TABLE_BYTES = 48  # of a value that is a database in the environment
 _MAX_DATABASES = 1024
 
 
@@ -68,7 +69,7 @@ class LmdbSource(FileSource):
             try:
                 datum = _Datum.parse(value)
                 label, size = datum.label, len(datum.data)
-            except FormatError:  # the worker says what is wrong with it
+            except FormatError:  # the worker reports what is wrong with it
                 label, size = NO_LABEL, len(value)
             builder.add([""], key, size, key=_text(key), label=label)
         part = builder.build()
@@ -94,7 +95,7 @@ class LmdbSource(FileSource):
         return listing
 
     def _holds_datums(self, values: Iterator[_Value]) -> bool:
-        """Whether the values are Datums, by the first that is one or an image."""
+        """Whether the values are Datums, decided by the first Datum or image."""
         number = -1
         for number, (_, value) in enumerate(values):
             if sniff(value) or foreign_medium(value) or number > _LOOKED_AT:
@@ -104,7 +105,7 @@ class LmdbSource(FileSource):
             except FormatError:
                 continue
         if number < 0:
-            raise SourceError(f"{self.root}: holds no values")
+            raise SourceError(f"{self.root}: has no values")
         return False
 
     @contextmanager
@@ -151,7 +152,7 @@ class LmdbReader:
 
 
 def _values(transaction: Any, environment: Any, left_out: list[tuple[str, str]]) -> Iterator[_Value]:
-    """Every key and its value, in order; what is no value is left out."""
+    """Every key and its value, in order; databases and repeated keys are left out."""
     import lmdb
 
     flags = environment.open_db(None, transaction).flags(transaction)
@@ -173,7 +174,7 @@ def _values(transaction: Any, environment: Any, left_out: list[tuple[str, str]])
 
 
 def _text(key: bytes) -> str:
-    """A key as text; one that is not UTF-8 in hexadecimal."""
+    """A key as text, or in hexadecimal if it is not UTF-8."""
     try:
         return key.decode()
     except UnicodeDecodeError:
@@ -190,7 +191,7 @@ class _Datum(NamedTuple):
 
     @classmethod
     def parse(cls, value: memoryview) -> _Datum:
-        """A caffe.Datum. Raises FormatError where the bytes are not one with data."""
+        """Parse a caffe.Datum. Raises FormatError if the bytes are not one with data."""
         numbers = {1: 0, 2: 0, 3: 0, 5: NO_LABEL, 7: 0}
         data: memoryview | None = None
         position = 0
@@ -217,7 +218,7 @@ class _Datum(NamedTuple):
         return cls(numbers[1], numbers[2], numbers[3], label, bool(numbers[7]), data)
 
     def image(self) -> bytes:
-        """The encoded image; pixels as PNG, which is lossless. Raises FormatError."""
+        """The encoded image; pixels as PNG. Raises FormatError."""
         if self.is_encoded or sniff(self.data):
             return bytes(self.data)
         shape = (self.channels, self.height, self.width)

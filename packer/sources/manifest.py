@@ -1,28 +1,28 @@
 """A table of image files: CSV, TSV, JSON Lines or Parquet.
 
     path      the image, or another main field (`packer.sources.layouts.main_of` of the first row, or the field that the
-              caller takes from this column); named by the caller, else the first of PATH_COLUMNS that the table has
-    label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. Of the tables of noisy labels
-              noisy_labels_0, the right ones. Numbers with fractions, vectors and lists of names become a field called
-              like the column (`packer.sources.columns`)
+              caller assigns to this column); named by the caller, else the first of PATH_COLUMNS that the table has
+    label     named by the caller, else the first of LABEL_COLUMNS; none: no labels. In the tables of noisy labels,
+              noisy_labels_0, which has the right ones. Numbers with fractions, vectors and lists of names become a
+              field named after the column (`packer.sources.columns`)
     split     named by the caller, else a column called split or subset; none: one split. In the table of noisy labels
               of imagenette and imagewoof `is_valid`: True is val, False is train
     files     further files of a sample, one field each: those that the caller names, and every column whose first
-              20 values (as far as it has any) are all strings that lead to a file which is not the image itself
+              20 non-empty values are all strings that name a file other than the image
     kinds     a field that the caller names with a kind of `readers.fields`, {"caption:text": "title"}, has bytes of
-              that kind: the files that its column leads to or, for one that leads to none, its values: text; lists
-              of numbers, also as JSON in a string
+              that kind: the files that its column names or, if it names none, its values: text; lists of numbers, also
+              as JSON in a string
     metadata  all other columns, in the order of the table
 
-Names of columns are compared without case where none fits exactly. A field found this way is called like its
-column, in lower case (extensions in a tar have no case) and with _ for anything but letters and digits.
+Column names are compared ignoring case if none matches exactly. A field found this way is named after its column, in
+lower case (extensions in a tar are case-insensitive) and with _ for anything but letters and digits.
 
-Paths are relative to the manifest's folder, or to `folder`; absolute ones are legal. A sample's name is its
-path relative to that folder; a file outside of it is named by its path without the leading "/" and "..", so
-that nothing in a packed set ever leads out of it. Two rows of a split must not have the same name.
+Paths are relative to the manifest's folder, or to `folder`; absolute ones are allowed. A sample's name is its path
+relative to that folder; a file outside it is named by its path without the leading "/" and "..", so that no name in a
+packed set leads out of it. Two rows of a split must not have the same name.
 
-Files are looked at (size, time) when the source is listed, and read in the workers; one that is missing is a
-bad sample there, be it the image or a further file of it.
+Files are examined (size, time) when the source is listed, and read in the workers; a missing one makes the sample bad,
+whether it is the image or a further file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ from readers.table import Buffer
 
 __all__ = ["ManifestListing", "ManifestReader", "ManifestSource", "name_in_folder"]
 
-# One entry a field: (path, bytes) of a file, the payload itself, or None for an absent field.
+# One entry per field: (path, bytes) of a file, the payload itself, or None for an absent field.
 Place: TypeAlias = tuple[tuple[str, int] | bytes | None, ...]
 
 _SPLIT_OF_VALID = {"true": "val", "false": "train"}
@@ -77,9 +77,9 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 class ManifestSource(FileSource):
     """The files that the table at `root` names.
 
-    path_column, label_column, split_column: None takes the usual names.
+    path_column, label_column, split_column: None for the usual names.
     fields: field name, or name:kind -> column of further files or values.
-    folder: what paths are relative to, None for the folder of the manifest.
+    folder: the folder to which paths are relative, None for the folder of the manifest.
     """
 
     kind = "manifest"
@@ -114,7 +114,7 @@ class ManifestSource(FileSource):
         return listing
 
     def mark(self) -> int:
-        """The listing has all that the table says, so that one written again is the same."""
+        """Constant: the listing has all of the table's content, so a rewritten table with the same rows is the same."""
         return 0
 
     def open(self) -> AbstractContextManager[ManifestReader]:  # type: ignore[override]
@@ -131,7 +131,7 @@ class ManifestSource(FileSource):
 
 
 class ManifestListing:
-    """Puts the listing together, row by row."""
+    """Builds the listing row by row."""
 
     def __init__(self, table: Table, columns: Columns, folder: str, split: str | None) -> None:
         self._table, self._columns, self._folder, self._split = table, columns, folder, split
@@ -141,13 +141,13 @@ class ManifestListing:
         arrays = [name for name in self._columns.values if self._columns.kinds[name] == "array"]
         self._dtypes = {name: self._dtype_of(self._columns.files[name]) for name in arrays}
         self._splits: dict[str, ListingBuilder] = {}
-        self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line it is in
+        self._lines: dict[str, dict[str, int]] = {}  # split -> name -> line number
         self._main, self._columns = self._choose_main(self._columns)
         self._images = self._missing = 0
         self._first_missing = ""
 
     def _choose_main(self, columns: Columns) -> tuple[MainField, Columns]:
-        """What the column of paths holds: the field that the caller takes it for, or by the name in the first row."""
+        """The main field in the column of paths: as given by the caller, or by the name in the first row."""
         named = next((name for name, column in columns.files.items() if column == columns.path), None)
         if named is not None:
             files = {name: column for name, column in columns.files.items() if name != named}
@@ -159,7 +159,7 @@ class ManifestListing:
         return ((line, row.get(self._columns.label or "")) for line, row in self._table.rows())
 
     def _dtype_of(self, column: str) -> np.dtype[Any]:
-        """That of all arrays in a column, whose numbers may be whole in some rows alone; int64 without any."""
+        """The common dtype of all arrays in a column, whose numbers may be whole in some rows; int64 without any."""
         found: set[np.dtype[Any]] = set()
         for _, row in self._table.rows():
             with suppress(ValueError, TypeError, RecursionError):  # the row is named when it is added
@@ -177,7 +177,7 @@ class ManifestListing:
             labels.append(row.get(label_column) if label_column is not None else None)
         if not lines:
             raise SourceError(f"{self._table.path}: no rows")
-        # Over all splits, also those that were not asked for: a label means the same in each.
+        # Over all splits, including unrequested ones, since a label means the same in each.
         numbers, classes, warnings = number_labels(labels, lines, self._table)
         labels_of_rows = np.array(numbers, np.int64)
         if self._targets is not None:
@@ -192,8 +192,8 @@ class ManifestListing:
             listing.splits[name] = part
         if self._images and self._missing == self._images:
             raise SourceError(
-                f"{self._table.path}: no image is where its column {self._columns.path!r} says; looked for "
-                f"{self._first_missing}, which counts from {self._folder}; name another folder with  folder='DIR'"
+                f"{self._table.path}: no image is at the path in its column {self._columns.path!r}; looked for "
+                f"{self._first_missing}, relative to {self._folder}; name another folder with  folder='DIR'"
             )
         return listing
 
@@ -219,11 +219,11 @@ class ManifestListing:
                 f"{self._table.path}: {self._table.unit}s {first} and {line} have the same image "
                 f"{names[0]!r}; a set holds a sample once"
             )
-        # The label follows when those of all rows are known; until then, it is the position of the row.
+        # The label follows when those of all rows are known; until then it is the position of the row.
         part.add(names if not self._columns.metadata else (*names, ""), *self._place(parts, row), label=position)
 
     def _part(self, line: int, row: Row, name: str, column: str) -> str | bytes | None:
-        """The path of a file, or the bytes of a value; None for nothing."""
+        """The path of a file, or the bytes of a value; None if empty."""
         if name not in self._columns.values:
             return _path(self._table, line, row, column)
         value, kind = row.get(column), self._columns.kinds[name]
@@ -238,7 +238,7 @@ class ManifestListing:
             raise SourceError(f"{self._table.where(line)}: column {column!r}, field {name}: {error}") from error
 
     def _place(self, parts: Sequence[str | bytes | None], row: Row) -> tuple[Any, ...]:
-        """Where the payloads of a row are, their bytes, and marks of a change."""
+        """The places of a row's payloads, their bytes, and marks of a change."""
         place: list[tuple[str, int] | bytes | None] = []
         total, marks = 0, []
         for part in parts:
@@ -277,18 +277,18 @@ class ManifestListing:
 
 
 def _parsed(value: Any) -> Any:
-    """A list in place of its JSON."""
+    """A list from its JSON text."""
     return json.loads(value) if isinstance(value, str) else value
 
 
 def _path(table: Table, line: int, row: Row, column: str) -> str | None:
-    """The path in a column, None where there is none."""
+    """The path in a column, None if empty."""
     value = row.get(column)
     if is_missing(value):
         return None
     if not isinstance(value, str):
         raise SourceError(
-            f"{table.where(line)}: the column {column!r} holds a {type(value).__name__}, expected the path of a file"
+            f"{table.where(line)}: the column {column!r} has a {type(value).__name__}, expected the path of a file"
         )
     if _URL.match(value):
         raise SourceError(f"{table.where(line)}: {value!r} is a URL; download the files first, and name those")

@@ -1,20 +1,19 @@
-"""A set of MosaicML's streaming package: index.json, and its shards of MDS, in a folder or one below for each split.
+"""A set of MosaicML's streaming package: index.json and MDS shards, in a folder or in one folder per split.
 
     index.json     {"version": 2, "shards": [{"format": "mds", "column_names": […], "column_encodings": […],
                    "column_sizes": […], "samples": 100, "compression": "zstd:3" or null, "hashes": ["sha1"],
                    "raw_data": {"basename": "shard.00000.mds", "bytes": 123, "hashes": {"sha1": …}},
                    "zip_data": {"basename": "shard.00000.mds.zstd", …} or null}, …]}
     a shard        uint32 samples n, n + 1 uint32 offsets of them, a copy of the description, the samples
-    a sample       uint32 sizes of the columns of no fixed size, then the values of all columns
+    a sample       uint32 sizes of the columns without a fixed size, then the values of all columns
     encodings      bytes; str (UTF-8); int (int64); uint8 … float64; str_int, str_float, str_decimal (text); json
                    jpeg, png (encoded images); pil (uint32 width, height and length of the mode; the mode; pixels)
-                   ndarray:dtype:shape, where what is not given is in the value: a byte for the dtype, a byte for the
+                   ndarray:dtype:shape; if one is missing, it is in the value: a byte for the dtype, a byte for the
                    number of dimensions and the width of each, the dimensions; then the values
-
-Numbers are little-endian (streaming/base/format/mds/encodings.py of mosaicml/streaming). A shard that is there both
-plain and compressed is read plain; a compressed one is unpacked into memory, once for the listing and once by each
-worker that packs some of it. Hashes that Python knows are compared when a worker opens a shard. Samples are called by
-number. Pickled columns are refused: unpickling runs what a file says.
+Numbers are little-endian (streaming/base/format/mds/encodings.py of mosaicml/streaming). If a shard exists both plain
+and compressed, the plain one is read; a compressed one is unpacked into memory, once for the listing and once by each
+worker that packs some of it. Hashes that Python supports are verified when a worker opens a shard. Samples are named by
+number. Pickled columns are refused, since unpickling runs code from the file.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _INDEX, _VERSION = "index.json", 2
 _MAX_INDEX_BYTES, _MAX_SHARD_BYTES, _MAX_TEXT_BYTES = 256 << 20, 1 << 32, 64 << 20
 _COMPRESSIONS = {"gz": "gzip", "bz2": "bzip2", "zstd": "zstd"}
 _IMAGE_NAMES = ("image", "img", "jpg", "jpeg", "png", "x")
-_PNG_BYTES = 1 << 10  # by which a PNG of pixels may be larger than they are, and a sixteenth
+_PNG_BYTES = 1 << 10  # by which, plus a sixteenth, a PNG may be larger than its pixels
 _DTYPES = {
     f"{name}{bits}": np.dtype(f"<{name[0]}{bits // 8}")
     for name, widths in (("uint", (8, 16, 32, 64)), ("int", (8, 16, 32, 64)), ("float", (16, 32, 64)))
@@ -67,7 +66,7 @@ _PIL = struct.Struct("<III")
 
 # --- the values of a sample -----------------------------------------------------------------------------------------
 class Column(NamedTuple):
-    """A column. size: the bytes of each value, 0 where they differ."""
+    """A column. size: the bytes of each value, 0 if they vary."""
 
     name: str
     encoding: str
@@ -105,7 +104,7 @@ def value_of(column: Column, kind: str, data: memoryview) -> Any:
 
 
 def image_of(column: Column, data: memoryview) -> Buffer:
-    """An encoded image; pixels as PNG. Raises BadSampleError."""
+    """The encoded image; pixels as PNG. Raises BadSampleError."""
     if column.kind == "ndarray":
         array = array_of(column, data)
         if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
@@ -148,7 +147,7 @@ class _File(NamedTuple):
 
 
 class MdsShard(NamedTuple):
-    """raw: the shard as it is, or would be. file: where it is. compression: of that, "" for none."""
+    """raw: the uncompressed shard. file: the file that exists. compression: of that file, "" if none."""
 
     columns: tuple[Column, ...]
     samples: int
@@ -189,7 +188,7 @@ def _shard(folder: Path, info: Mapping[str, Any]) -> MdsShard:
 
 
 class _Memory(ByteFile):
-    """A compressed shard, unpacked, and as long as it says."""
+    """A compressed shard, unpacked and checked against its stated length."""
 
     def __init__(self, shard: MdsShard) -> None:
         with UnpackedStream(shard.file.path, shard.compression) as stream:
