@@ -182,7 +182,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path, call: Any, monkeypatch: pytest.Mo
     """What would call something else than NumPy's own functions is refused, and nothing is called."""
     monkeypatch.chdir(tmp_path)
     source = pickled(tmp_path / "cifar", pickle.dumps({"data": Reduced(*call)}, 4), 60.0)
-    with pytest.raises(SourceError, match="data_batch_1: .* without running code from it: it calls"):
+    with pytest.raises(SourceError, match=r"data_batch_1: .* without running code from it: it calls"):
         source.list(None)
     assert not (tmp_path / "made").exists()
 
