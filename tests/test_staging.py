@@ -177,7 +177,7 @@ def test_one_clear_message(
         ({"form": "files", "part": (0, 2)}, "whole splits"),
         ({"form": "files", "background": True}, "whole splits"),
         ({"form": "zip"}, "shards, files"),
-        ({"order": Shuffled(36)}, "in the background"),
+        ({"order": Shuffled(36)}, "needs background=True"),
         ({"background": True, "resume": {}}, "give the order, too"),
     ],
 )
