@@ -182,7 +182,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path, call: Any, monkeypatch: pytest.Mo
     """What would call something else than NumPy's own functions is refused, and nothing is called."""
     monkeypatch.chdir(tmp_path)
     source = pickled(tmp_path / "cifar", pickle.dumps({"data": Reduced(*call)}, 4), 60.0)
-    with pytest.raises(SourceError, match="data_batch_1: a pickled file that is not read without running it: it calls"):
+    with pytest.raises(SourceError, match=r"data_batch_1: .* without running code from it: it calls"):
         source.list(None)
     assert not (tmp_path / "made").exists()
 
@@ -257,7 +257,7 @@ def test_a_set_among_several_of_mnist(tmp_path: Path) -> None:
     for prefix in ("emnist-letters-", "emnist-digits-"):
         mnist(tmp_path, ".gz", prefix)
     (tmp_path / "emnist-digits-mapping.txt").write_text("".join(f"{n} {48 + n}\n" for n in range(10)))
-    assert "has the sets emnist-digits, emnist-letters; name a file of the one" in refusal(tmp_path)
+    assert "has the sets emnist-digits, emnist-letters; name a file of one of them" in refusal(tmp_path)
     listing = packer.open_source(tmp_path / "emnist-digits-train-images-idx3-ubyte.gz").list(None)
     labels = {name: list(part.labels) for name, part in listing.splits.items()}
     assert labels == {name: labels for name, (_, labels) in MNIST.items()}

@@ -338,7 +338,7 @@ def test_a_data_set_that_was_corrected_is_not_taken_for_the_one_that_is_packed(t
         convert(Corrected(), tmp_path / "set", **options)
         assert convert(Corrected(), tmp_path / "set", **options).already_done
     for change, message in CHANGES[: 2 if state in ("changed by ops", "done by processes") else 5]:
-        text = rf"Corrected of 40 samples is not what it was .*: {message}.*overwrite=True"
+        text = rf"Corrected of 40 samples has changed since that was packed: {message}.*overwrite=True"
         with pytest.raises(OutputError, match=text):
             convert(Corrected({6: change}), tmp_path / "set", **options)
     other = Corrected({34: CHANGES[0][0]})
