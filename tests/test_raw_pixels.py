@@ -170,7 +170,7 @@ def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) 
 
 
 def test_other_sizes_are_refused_with_what_to_do(source: Path, tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cat/3\.jpg: has 50 x 43 pixels, .* before it 50 x 41 .*--op Resize"):
+    with pytest.raises(SourceError, match=r"cat/3\.jpg: has 50 x 43 pixels, expected 50 x 41 pixels .*--op Resize"):
         convert(source, tmp_path / "out", "hdf5", reencode=RAW, on_error="skip")
     with pytest.raises(SourceError, match=r"images in .* have 50 x 43 pixels, those in .* 50 x 41 .*--op Resize"):
         convert(source, tmp_path / "two", "hdf5", reencode=RAW, samples=1)

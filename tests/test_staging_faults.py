@@ -138,7 +138,7 @@ def test_a_source_that_changes_in_mid_copy(own: Path, source: Path, tmp_path: Pa
         (tmp_path / "away").rename(own)
     else:
         shard.write_bytes(good[:-1])
-        refused(rf"has {len(good) - 1} bytes, {len(good)} expected", own, node)
+        refused(rf"has {len(good) - 1} bytes, expected {len(good)}", own, node)
         shard.write_bytes(good)
     assert_whole(staged(own, node), source)
 

@@ -123,7 +123,7 @@ class _Connect:
         return RemoteFiles(url, Shards("0123", SIZES), patience=Patience(2.0, 0), gap_bytes=0) if node else None
 
 
-@pytest.mark.filterwarnings("ignore:node . is left out")
+@pytest.mark.filterwarnings("ignore:node . is not asked")
 class TestNeighbours(StoreSuite):
     """Three nodes: this one; one that answers, for half of the shards; and one that does not."""
 

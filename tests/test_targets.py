@@ -136,7 +136,7 @@ def test_a_writer_takes_them(tmp_path: Path, to: str) -> None:
     with packer.writer(tmp_path / "out", to=to) as out:
         for number, (image, score) in enumerate(zip(IMAGES, SCORES, strict=True)):
             out.write(str(number), image=image, label=score)
-        with pytest.raises(BadSampleError, match=r"float32 \[2\], that of the samples before float32 \[\]"):
+        with pytest.raises(BadSampleError, match=r"float32 \[2\], expected float32 \[\]"):
             out.write("4", image=IMAGES[0], label=[0.5, 1.5])
         with pytest.raises(BadSampleError, match="has no label, and others have"):
             out.write("5", image=IMAGES[0])

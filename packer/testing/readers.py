@@ -181,7 +181,7 @@ class ReaderSuite:
         with pytest.raises(UnknownNameError, match=f"no sample has the key 'cow/1'; the first is {truth.keys[0]!r}"):
             reader["cow/1"]
         for wrong in (1.5, None, [0], np.arange(3)):
-            with pytest.raises(TypeError, match="by its number, its key or a slice, not by"):
+            with pytest.raises(TypeError, match="expected a sample number, a key or a slice, found"):
                 reader[wrong]
 
     def test_selections(self, reader: Any, truth: Truth) -> None:
