@@ -253,7 +253,7 @@ def test_sets_of_arrays_are_edited_cached_and_staged(tmp_path: Path, volumes: Pa
             tmp_path / "more", "tar", tmp_path / "no", images=packer.Images(reencode=packer.Reencode(resize_short=2))
         )
     shown = run(cli, ["inspect", str(tmp_path / "again")])
-    assert "arrays  float32 [4, 5, 6]  (of 9 looked at)" in shown.output and "images" not in shown.output
+    assert "arrays  float32 [4, 5, 6]  (in 9 samples examined)" in shown.output and "images" not in shown.output
     assert packer.inspect(volumes).splits["train"].media == {}
     assert (volumes / "README.md").read_text().splitlines()[1].startswith("# 8 samples in")
 
