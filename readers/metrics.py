@@ -1,18 +1,19 @@
-"""Figures of loaders for what people watch: a training framework's logger, Prometheus and Grafana.
+"""Metrics of loaders for monitoring: for the logger of a training framework, and for Prometheus and Grafana.
 
     loader.metrics()                                   a flat dictionary, for any logger
-    Meter(other).metrics()                             the same of a DataLoader or any other iterable of batches
+    Meter(other).metrics()                             the same for a DataLoader or any other iterable of batches
     with write_every("/var/lib/node_exporter/packer.prom", loader): …
     with serve(9400, loader): …                        http://…:9400/metrics
 
-`ImageLoader` counts these by itself; a `Meter` adds clocks to other loaders, and to an `ImageLoader` only a "since the
-last call" of its own. Needs `pip install 'packer-vision[prometheus]'` for the last two, whose metrics are
+An `ImageLoader` has its own counters and clocks. A `Meter` adds them to other loaders; around an `ImageLoader` it only
+remembers its last call of `metrics`, so that several meters of one loader do not affect each other. `text`, `write`,
+`write_every` and `serve` need `pip install 'packer-vision[prometheus]'`. Their metrics are
 
     packer_{images,batches,reads,cache_hits,decoded_images,device_decoded_images,bad_samples}_total
     packer_{loop,wait,busy,cpu}_seconds_total, packer_read_bytes_total, packer_stage_seconds_total{stage}
-    packer_batch_seconds, packer_batch_wait_seconds       histograms, of whole batches and of waiting for them
+    packer_batch_seconds, packer_batch_wait_seconds       histograms: time per batch, and time waited for a batch
 
-all with the labels `loader` and `rank`.
+All metrics have the labels `loader` and `rank`.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ _log = logging.getLogger(__name__)
 
 
 class Meter:
-    """The figures of any loop over batches; `for batch in Meter(loader)` takes their times.
+    """The metrics of any loop over batches; `for batch in Meter(loader)` measures its times.
 
-    loader: an `ImageLoader`, which has clocks; or any iterable of batches. Of a DataLoader over an `ImageDataset` or
-        `ImageStream` bad samples and, over `readers.cached`, hits of the node's cache are counted, too.
+    loader: an `ImageLoader`, whose own clocks are used, or any iterable of batches. For a DataLoader over an
+        `ImageDataset` or `ImageStream`, bad samples are counted as well; over `readers.cached`, so are cache hits.
 
-    What iterates by itself, such as a callback of a framework, calls `took` and `ask` in place of the loop.
+    Code that cannot iterate over the meter, for example a callback of a framework, calls `ask`, `took` and `end`.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -88,25 +89,25 @@ class Meter:
         return len(self.loader)
 
     def ask(self) -> None:
-        """Training asks for its next batch."""
+        """Start the clock of waiting: training asks for its next batch."""
         if self._own is not None:
             if not self._looping:
                 self._own, self._looping = LoopTimers(0, -1, 0, 1, self._own.slot, self._own), True
             self._own.ask(0)
 
     def took(self, images: int) -> None:
-        """Training has the batch that it asked for."""
+        """Stop the clock of waiting: training has its next batch, of this many images."""
         if self._own is not None and self._looping:
             self._own.hand_out(images)
 
     def end(self) -> None:
-        """There is no further batch: time until the next `ask` does not count."""
+        """End the loop: the time until the next `ask` is not counted."""
         if self._own is not None and self._looping:
             self._own.end()
             self._looping = False
 
     def totals(self) -> Totals:
-        """Sums so far."""
+        """All sums since the loader or the meter was made: counts, and times in nanoseconds."""
         if self._own is None:
             totals: Totals = self.loader.totals()
             return totals
@@ -119,18 +120,20 @@ class Meter:
         return self._own.lifetime() + Counter(bad=bad) + reads
 
     def metrics(self, *, total: bool = False, prefix: str = "packer/") -> dict[str, float]:
-        """As `ImageLoader.metrics`; since the last call, or since this was made. Of other loaders without figures of
-        threads and devices."""
+        """A flat dictionary as of `ImageLoader.metrics`, without metrics of threads and devices for other loaders.
+
+        total: count from when the meter was made, not from the last call. prefix: put before each name.
+        """
         now = self.totals()
         since, self._seen = (now - self._begin, self._seen) if total else (now - self._seen, now)
         return metrics_of(since, self.threads, prefix)
 
 
-Watched: TypeAlias = Any  # a loader with `totals`, a Meter, or a mapping of names to these
+Watched: TypeAlias = Any  # a loader, a Meter, or a mapping of names to these
 
 
 def images_of(batch: Any) -> int:
-    """How many samples a batch has: the length of its first part."""
+    """The number of samples in a batch: the length of its first part; 0 if that has no length."""
     if isinstance(batch, Mapping):
         batch = list(batch.values())
     if isinstance(batch, list | tuple) and batch and not isinstance(batch[0], str):
@@ -139,7 +142,7 @@ def images_of(batch: Any) -> int:
 
 
 class _Collector:
-    """The metrics of loaders by name, for a registry of prometheus_client."""
+    """A collector of the metrics of named loaders, for a registry of prometheus_client."""
 
     def __init__(self, watched: Watched) -> None:
         loaders = watched if isinstance(watched, Mapping) else {"train": watched}
@@ -194,7 +197,10 @@ def _registry(watched: Watched) -> Any:
 
 
 def text(watched: Watched, *, openmetrics: bool = True) -> str:
-    """The metrics as OpenMetrics text, or in the older text format of Prometheus. Raises MissingExtraError."""
+    """The metrics in the OpenMetrics text format, or in the older text format of Prometheus.
+
+    Raises MissingExtraError without prometheus_client.
+    """
     return _text(_registry(watched), openmetrics)
 
 
@@ -205,10 +211,10 @@ def _text(registry: Any, openmetrics: bool) -> str:
 
 
 def write(path: str | os.PathLike[str], watched: Watched) -> Path:
-    """Replace a file by the metrics of now; returns its path, which has the rank in its name where there are several
-    ranks: packer.prom becomes packer.rank3.prom.
+    """Replace a file by the current metrics, atomically; returns its path.
 
-    path: a name with .prom is written as the textfile collector of node_exporter reads it, any other as OpenMetrics.
+    path: a file *.prom is in the format of the textfile collector of node_exporter, any other in that of OpenMetrics.
+        With several ranks, the name gets the rank: packer.prom becomes packer.rank3.prom.
 
     Raises MissingExtraError and OSError.
     """
@@ -225,9 +231,10 @@ def _write(path: Path, registry: Any) -> Path:
 
 @contextmanager
 def write_every(path: str | os.PathLike[str], watched: Watched, *, seconds: float = 15.0) -> Iterator[None]:
-    """Inside the block a thread calls `write` every so many seconds; also at the beginning and at the end.
+    """Call `write` in a thread at regular intervals during the block, and once each at its beginning and end.
 
-    Raises what `write` raises at the beginning; later failures are logged, once, and do not reach training.
+    Raises ValueError unless `seconds` is positive, and what the first `write` raises. Later failures do not reach
+    training; only the first is logged.
     """
     if not seconds > 0:
         raise ValueError(f"seconds={seconds}: expected more than 0")
@@ -256,12 +263,13 @@ def write_every(path: str | os.PathLike[str], watched: Watched, *, seconds: floa
 
 @contextmanager
 def serve(port: int, watched: Watched, *, address: str = "127.0.0.1") -> Iterator[int]:
-    """Inside the block Prometheus reads http://ADDRESS:PORT/metrics. Gives the port: `port` plus the local rank, since
-    each rank of a node has its own; with 0 a free one.
+    """Serve the metrics at http://ADDRESS:PORT/metrics during the block; yields the port.
 
-    address: where to listen; "0.0.0.0" for a Prometheus on another machine. Whoever reaches it reads the metrics.
+    port: each rank of a node listens on `port` plus its local rank. With 0, it listens on any free port.
+    address: the address to listen on; "0.0.0.0" for a Prometheus on another machine. There is no access control:
+        any machine that can reach the port can read the metrics.
 
-    Raises MissingExtraError, and OSError where the port is taken.
+    Raises MissingExtraError without prometheus_client, and OSError if the port is in use.
     """
     registry = _registry(watched)
     own_port = port and port + max(0, detect_ranks().local_rank)

@@ -1,18 +1,18 @@
-"""What a run has trained on, and will: the samples of any step, what their ops drew, and their pixels.
+"""Replay of a training run: the samples of any past or future step, what their ops drew, and their pixels.
 
     replayed = readers.replay("runs/last.ckpt", reader)      # or a state, or a loader
     for sample in replayed.step(48_213).samples:
         print(sample.rank, sample.key, [draw.text for draw in sample.draws])
     replayed.who("n01440764/n01440764_10026")                # the steps that have this sample
 
-A state holds seed, order and position, the ops, and the record of its run: from which step on so many ranks took so
-many samples (`readers.order.schedule.Segment`). Orders, schedules, plans and loaders are asked here as in training;
-nothing is computed in another way.
+A state holds the seed, the order, the position, the ops, and the record of the run. The record says from which step on
+how many ranks took how many samples each (`readers.order.schedule.Segment`). A replay uses the same orders, schedules,
+plans and loaders as training; nothing is computed in a second way.
 
-Steps are counted from 0, over all epochs and resumes of the run, as batches of a loader: with gradients that are
-accumulated over k of them, a trainer's update u has the steps k u to k u + k - 1. A DataLoader that leaves an epoch
-early has asked for more than training has seen; how many steps that epoch had, and the numbers of later ones, are not
-known then.
+Steps are counted from 0 over all epochs and resumes of the run. A step is one batch of the loader: with gradients
+accumulated over k batches, update u of a trainer consists of steps k u to k u + k - 1. A DataLoader that leaves an
+epoch early has prefetched more batches than training has seen. The number of steps in that epoch, and the numbers of
+all later steps, are then unknown.
 """
 
 from __future__ import annotations
@@ -53,11 +53,12 @@ _AT_ONCE = 1 << 20
 # --- results ------------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class ReplayedSample:
-    """A sample of a step.
+    """One sample of a step.
 
-    place: in the batch of its rank. position: in the epoch. row, key, label: in the set; the label None without one.
-    view: of a loader with several views, which lists each sample once a view. draws: of each op, in the order of the
-    list. error: why the sample cannot be used, as far as the index shows that; on_error says what is done then.
+    place: its index in the batch of its rank. position: its position in the epoch. row, key, label: its row, key and
+    label in the set; label is None for a sample without a label. view: the number of the view; a loader with several
+    views lists each sample once per view. draws: one for each op, in list order. error: why the sample cannot be used,
+    as far as the index shows it; the `on_error` of the loader decides what happens to it.
     """
 
     rank: int
@@ -71,19 +72,19 @@ class ReplayedSample:
     error: str = ""
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The sample as a dictionary for JSON."""
         draws = [{"op": repr(draw.op), "text": draw.text, **draw.values} for draw in self.draws]
         return {**{name: value for name, value in vars(self).items() if name != "error" or value}, "draws": draws}
 
 
 @dataclass(frozen=True)
 class ReplayedStep:
-    """A step of a run, of all ranks or of one.
+    """One step of a run, of all ranks or of one.
 
-    step: its number in the run, None where that is not known. number: in its epoch; both from 0.
-    batch_size: samples of a rank in a whole step.
-    is_past: whether it is before the state. is_certain: False for steps of an epoch that was left early nobody knows
-        where, which may not have been trained on.
+    step: its number in the run, None if unknown. number: its number in the epoch. Both count from 0.
+    batch_size: samples per rank in a full step.
+    is_past: whether the step is before the state. is_certain: False for the steps of an epoch that ended early at an
+        unknown step: training may not have seen them.
     """
 
     step: int | None
@@ -96,14 +97,16 @@ class ReplayedStep:
     samples: tuple[ReplayedSample, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The step as a dictionary for JSON."""
         return {**vars(self), "samples": [sample.to_dict() for sample in self.samples]}
 
 
 @dataclass(frozen=True)
 class Appearance:
-    """Where a sample comes: step, epoch, number, is_past and is_certain as in `ReplayedStep`, the others as in
-    `ReplayedSample`."""
+    """One use of a sample by the run.
+
+    step, epoch, number, is_past, is_certain: as in `ReplayedStep`. rank, place, position: as in `ReplayedSample`.
+    """
 
     step: int | None
     epoch: int
@@ -116,8 +119,8 @@ class Appearance:
 
 
 class _Stretch(NamedTuple):
-    """Steps of one epoch in one segment: `count` of them, the first is step `step` of the run (-1 where that is not
-    known) and number `number` of the epoch."""
+    """`steps` steps of one epoch in one segment. The first is step `step` of the run (-1 if unknown) and step `number`
+    of the epoch."""
 
     segment: Segment
     feed: Feed
@@ -133,7 +136,8 @@ class _Stretch(NamedTuple):
 class Replay:
     """The steps of a run; made by `replay`.
 
-    feed: at the position of the state, with the record of the run. loader: what made the batches, where it is known.
+    feed: at the position of the state, with the record of the run. loader: the loader of the batches, None if unknown.
+    ops: the ops of each view. without_draws: why draws cannot be computed, "" if they can.
     """
 
     def __init__(self, feed: Feed, loader: Any = None) -> None:
@@ -148,7 +152,7 @@ class Replay:
 
     @property
     def run(self) -> tuple[Segment, ...]:
-        """The record of the run: how steps were dealt out, and since when."""
+        """The record of the run: for each segment its first step, and how its samples were divided among ranks."""
         return self._feed.run
 
     @property
@@ -162,14 +166,16 @@ class Replay:
 
     @cached_property
     def done(self) -> int | None:
-        """Steps of the run before the state, None where the record does not say."""
+        """Number of steps before the state, None if the record does not show it."""
         step = self._feed.step_at(self.start)
         return None if step is None or step < 0 else step
 
     def step(self, number: int, *, epoch: int | None = None, rank: int | None = None) -> ReplayedStep:
-        """Step `number` of the run, or with `epoch` of that epoch, of all ranks or of one.
+        """Step `number` of the run, or of an epoch, for all ranks or for one.
 
-        Raises UnknownNameError for a step that there is not, or whose number the record does not know.
+        epoch: count steps from the start of this epoch; by default, from the start of the run. rank: by default all.
+
+        Raises UnknownNameError for a step, epoch or rank that does not exist, or a step number not in the record.
         """
         stretch, index = self._find(number, epoch)
         return self._make(stretch, index, rank)
@@ -177,15 +183,17 @@ class Replay:
     def steps(
         self, first: int, last: int, *, epoch: int | None = None, rank: int | None = None
     ) -> Iterator[ReplayedStep]:
-        """The steps from `first` to before `last`."""
+        """The steps from `first` up to, but not including, `last`; the other parameters as in `step`."""
         return (self.step(number, epoch=epoch, rank=rank) for number in range(first, last))
 
     def batch(self, number: int, *, epoch: int | None = None, rank: int = 0) -> Any:
-        """The batch of a rank as training got it: what the loader hands out, if the replay is of one; or else (images,
-        rows): a tensor [n, 3, height, width], or a tuple of one for each view, and int64 [n], in which a bad sample is
-        left out or replaced as in training. None for a rank that has no samples in this step.
+        """The batch of a rank, as training got it; None if the rank has no samples in this step.
 
-        Raises what `step` and the loader raise, and ValueError where the ops are not known.
+        A replay with a loader returns what that loader returns. Without one, the result is (images, rows): images is a
+        tensor [n, 3, height, width], or a tuple with one for each view, and rows is int64 [n]. Bad samples are left out
+        or replaced as in training.
+
+        Raises what `step` and the loader raise, and ValueError if the ops are unknown.
         """
         stretch, index = self._find(number, epoch)
         positions, rows = self._rows(stretch, index, rank)
@@ -198,7 +206,7 @@ class Replay:
                 Start(stretch.epoch, feed.cursor(stretch.epoch, index), feed.order),
             )
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of another decoder
+                warnings.simplefilter("ignore")  # warnings that the state is of another decoder
                 loader.load_state_dict(replace(feed, run=()).token(state))
             return next(iter(loader))
         from readers.torch import Place
@@ -212,9 +220,10 @@ class Replay:
     def pictures(
         self, number: int, *, epoch: int | None = None, rank: int = 0
     ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
-        """The images of a batch to look at, by view, uint8 [n, height, width, 3] or of one channel, and their rows.
+        """The images of a batch for display, and their rows.
 
-        Without normalisation; values of more than 8 bits are scaled to 0..255. Raises what `batch` raises.
+        The images are a list with one array for each view, uint8 [n, height, width, 3], or [n, height, width, 1] for
+        grey. Normalisation is undone, and values of more than 8 bits are scaled to 0..255. Raises what `batch` raises.
         """
         made = Replay(self._feed).batch(number, epoch=epoch, rank=rank)
         if made is None:
@@ -224,8 +233,11 @@ class Replay:
         return [_to_look_at(view.numpy(), self.ops[0]) for view in views], rows.tolist()
 
     def who(self, key: str, epochs: Iterable[int] | None = None) -> list[Appearance]:
-        """Where the sample with this key comes; by default in the epochs of the record, to the end of the one that the
-        state is in. Epochs without one leave it out. Raises UnknownNameError."""
+        """Every use of the sample with this key, in run order.
+
+        epochs: by default all of the record, up to the end of the epoch of the state. An epoch that does not draw the
+        sample adds nothing to the list. Raises UnknownNameError for an unknown key.
+        """
         row = self._feed.reader.table.find(key)
         wanted = range(self.run[0].epoch, self.start.epoch + 1) if epochs is None else sorted({*epochs})
         made: list[Appearance] = []
@@ -237,14 +249,14 @@ class Replay:
         return made
 
     def to_dict(self) -> dict[str, Any]:
-        """What the state says of its run, for JSON."""
+        """The record of the run, the position, the seed and the ops, as a dictionary for JSON."""
         where = {"seed": self.seed, "epoch": self.start.epoch, "cursor": self.start.cursor, "done": self.done}
         ops = [list(map(repr, of_view)) for of_view in self.ops]
         return {**where, "run": [one._asdict() for one in self.run], "ops": ops, "without_draws": self.without_draws}
 
     # --- inside ---------------------------------------------------------------------------------------------------
     def _stretches(self) -> Iterator[_Stretch]:
-        """In the order of the run; those of the last segment do not end."""
+        """The stretches in run order; those of the last segment continue without end."""
         number, before = 0, -1
         for segment, end in zip(self.run, (*self.run[1:], None), strict=True):
             feed, step, epoch = self._feed.in_segment(segment), segment.step, segment.epoch
@@ -276,7 +288,7 @@ class Replay:
                 if is_open and stretch.epoch > epoch:
                     break
                 if stretch.epoch == epoch:
-                    known = [*known, stretch] if stretch.number else [stretch]  # an epoch that was begun again
+                    known = [*known, stretch] if stretch.number else [stretch]  # 0: the epoch was restarted
             elif 0 <= stretch.step <= number < stretch.step + stretch.steps:
                 return stretch, number - stretch.step
             elif is_open and (stretch.step < 0 or number < stretch.step):
@@ -367,7 +379,7 @@ class Replay:
 
     # --- pixels -----------------------------------------------------------------------------------------------------
     def _options(self) -> dict[str, Any]:
-        """What loaders and data sets take to make the same pixels."""
+        """The options of a loader or data set that make the same pixels."""
         made, decoder = self._feed.options.made, self._feed.options.decoder.split(", ")
         if self.without_draws:
             raise ValueError(f"the pixels cannot be made again, as {self.without_draws}: pass the loader to replay()")
@@ -396,7 +408,7 @@ class Replay:
 
 
 def _to_look_at(images: npt.NDArray[Any], ops: Sequence[Op]) -> npt.NDArray[np.uint8]:
-    """Images [n, channels, height, width] of any kind as uint8 [n, height, width, 1 or 3]."""
+    """Images [n, channels, height, width] of any dtype as uint8 [n, height, width, 1 or 3], not normalised."""
     images = images[:, : 3 if images.shape[1] >= 3 else 1].transpose(0, 2, 3, 1)
     for op in ops:
         if isinstance(op, Normalize):
@@ -407,7 +419,8 @@ def _to_look_at(images: npt.NDArray[Any], ops: Sequence[Op]) -> npt.NDArray[np.u
 
 
 def _positions(order: Order, epoch: int, row: int, until: int) -> Int64s:
-    """Where an epoch has a sample, before position `until`: by the inverse of a shuffle, or by looking at all."""
+    """The positions of a sample in an epoch, of those before `until`: by the inverse of a shuffle, which ignores
+    `until`, or by a search through all positions."""
     if isinstance(order, Shuffled):
         return order.positions(epoch, np.array([row], np.int64))
     parts = [np.arange(first, min(first + _AT_ONCE, until)) for first in range(0, until, _AT_ONCE)]
@@ -425,19 +438,20 @@ def replay(
     sampler: bool = False,
     tail: Tail | None = None,
 ) -> Replay:
-    """The steps of a run, from what it saved or what it runs.
+    """Replay a run from a saved state, a checkpoint, or its loader.
 
-    source: the state of a loader, sampler or stream; a file or folder with one, such as a checkpoint (`find_states`);
-        or the ImageLoader, DataLoader or sampler of the run.
-    over: the reader that the run trained on, or its loader, which also gives its order and its transform.
-    state: which one, where `source` has several: a part of its name.
-    order: of the run, where the state does not hold all of it, as of `Weighted`, `Mixed` and `Bucketed`.
-    batch_size, world_size: of the steps after the state, by default as before it. Of states without a record of their
-        run, which older versions saved: of all steps. sampler: then, whether a DataLoader made the batches, over
-        `EpochSampler`. tail: then, as for `Ranks`.
+    source: the state of a loader, sampler or stream; a file or folder that contains one, for example a checkpoint
+        (`find_states`); or the ImageLoader, DataLoader or sampler of the run.
+    over: the reader that the run trained on, or its loader, which also provides the order and the transform.
+    state: a part of the name of the state, if `source` has several.
+    order: the order of the run, needed if the state holds only a digest of it (`Weighted`, `Mixed`, `Bucketed`).
+    batch_size, world_size: for the steps after the state, by default the same as before it. For a state without a
+        record of its run, as older versions saved it, they apply to all steps.
+    sampler, tail: only for a state without a record. sampler: whether a DataLoader over an `EpochSampler` made the
+        batches. tail: as for `Ranks`.
 
-    Raises ResumeError for a state of another set or order, or where something is missing; UnknownNameError where no
-    state, or more than one, is found; ValueError.
+    Raises ResumeError for a state of another set or order, and for missing information; UnknownNameError if `source`
+    contains no state, or states of several runs; ValueError for a source of another type, or without a reader.
     """
     loader = over if over is not None and not isinstance(over, Reader) else None
     given: Feed | None = None
@@ -463,7 +477,7 @@ def replay(
 
 
 def _recorded(feed: Feed, batch_size: int | None, world_size: int | None, sampler: bool) -> Feed:
-    """A feed whose record covers all steps that can be asked for."""
+    """The feed with a record that covers all steps, past and future. Raises ResumeError."""
     start, run = feed.start, feed.run
     order = start.order or feed.order
     if run:
@@ -487,7 +501,7 @@ def _recorded(feed: Feed, batch_size: int | None, world_size: int | None, sample
 
 
 def _feed_of(loader: Any) -> Feed:
-    """The feed of a loader, DataLoader or sampler, at its position."""
+    """The feed of a loader, DataLoader or sampler, at its position. Raises ValueError."""
     stream: Any = getattr(loader, "dataset", None)
     parts = (loader, *(getattr(loader, name, None) for name in ("batch_sampler", "sampler")), loader, stream)
     position = next((part for part in parts if isinstance(part, Position)), getattr(stream, "sampler", None))
@@ -509,7 +523,7 @@ def _feed_of(loader: Any) -> Feed:
 
 
 def _order_of(spec: Spec, reader: Reader, seed: int) -> Order:
-    """The order of a spec. Raises ResumeError where its other parameters are not to be had from the set."""
+    """The order that a spec describes. Raises ResumeError if the spec and the set do not determine it."""
     kind = spec["kind"]
     known: dict[str, Any] = {name: value for name, value in spec.items() if name not in ("kind", "starts")}
     try:
@@ -534,12 +548,14 @@ def _order_of(spec: Spec, reader: Reader, seed: int) -> Order:
 def find_states(
     source: Mapping[str, Any] | str | os.PathLike[str], name: str | None = None
 ) -> dict[str, Mapping[str, Any]]:
-    """The states of loaders, samplers and streams in a mapping, a JSON file, what torch.save wrote, or a folder of such
-    files, by name: where they are. So they are in checkpoints of Lightning, of the Trainer of transformers, and of
-    accelerate. name: only those with this in their names.
+    """The states of loaders, samplers and streams by name, where a name is the path of keys to the state.
 
-    Nothing that a file holds is executed: torch reads it with weights_only, and objects of classes that this does not
-    know become inert. Raises UnknownNameError where there is none, ResumeError for a file that cannot be read.
+    source: a mapping, a JSON file, a file written by torch.save, or a folder of these files: for example a checkpoint
+        of Lightning, of the Trainer of transformers, or of accelerate. name: return only states whose names contain it.
+
+    No content of a file is executed: torch reads it with weights_only, and objects of unknown classes become inert.
+
+    Raises UnknownNameError if there is no state, and ResumeError for a file that cannot be read.
     """
     if isinstance(source, Mapping):
         found, problems = dict(_walk(source, "")), []
@@ -554,7 +570,7 @@ def find_states(
             if file != path and (file.suffix not in (".json", *_TORCH) or not file.is_file()):
                 continue
             if found and file.suffix != ".json":
-                break  # JSON says it in a moment
+                break  # no need to load large files of torch: a JSON file had the state
             try:
                 found |= dict(_walk(_content(file), "" if file == path else file.name))
             except ResumeError as error:
@@ -590,7 +606,7 @@ def _walk(value: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Mapping[
 
 
 def _content(path: Path) -> Any:
-    """Raises ResumeError, OSError."""
+    """The objects in a JSON file or a file of torch. Raises ResumeError, OSError and MissingExtraError."""
     with open(path, "rb") as file:
         first = file.read(4)
         if first[:1] in (b"{", b"["):
@@ -611,7 +627,7 @@ def _content(path: Path) -> Any:
             unknown = torch.serialization.get_unsafe_globals_in_checkpoint(path)
         with torch.serialization.safe_globals([(_Inert, name) for name in unknown]):
             return torch.load(path, **options)
-    except Exception as error:  # of whatever kind the content makes torch raise
+    except Exception as error:  # torch raises many kinds, depending on the content
         reason = str(error).strip().partition("\n")[0]
         raise ResumeError(
             f"{path}: torch does not read it with weights_only=True ({type(error).__name__}: {reason:.200}), and "
@@ -620,7 +636,7 @@ def _content(path: Path) -> Any:
 
 
 class _Inert(dict[Any, Any]):
-    """What is made in place of an object of any class."""
+    """The replacement for an object of any class in a pickle; keeps its state, and runs no code of the class."""
 
     def __new__(cls, *given: Any, **named: Any) -> _Inert:
         return super().__new__(cls)
@@ -633,7 +649,8 @@ class _Inert(dict[Any, Any]):
 
 
 def _choose(states: Mapping[str, Mapping[str, Any]], reader: Reader) -> Mapping[str, Any]:
-    """The state of a run over this set: of several of one run, such as those of workers, the one that came furthest."""
+    """The state of a run over this set; the most advanced of several states of one run, for example of its workers.
+    Raises UnknownNameError for states of several runs."""
     tokens = {name: ResumeToken.from_dict(state) for name, state in states.items()}
     of_set = {name: token for name, token in tokens.items() if token.fingerprint == reader.fingerprint} or tokens
     if len({(token.fingerprint, token.seed, str(token.order["kind"])) for token in of_set.values()}) > 1:

@@ -1,6 +1,6 @@
-"""What ops have drawn for images, in words and numbers; and an op by its text.
+"""The random draws of ops in words and numbers, and the parser of an op's repr.
 
-What an op did is the difference that it makes to the plan, so nothing is drawn a second way.
+The effect of an op is the difference between the plans with and without it, so nothing is drawn in a second way.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _Ints = npt.NDArray[np.int64]
 
 
 class Draw(NamedTuple):
-    """What an op did to one image.
+    """The effect of an op on one image.
 
-    values: for JSON. "box" and "crop" are [left, top, width, height] and "resized" [width, height], in pixels of what
-        the op got, a box of an image before its flips; "flip" is "left to right" or "top to bottom"; and the
-        parameters of ops on pixels, by name. Empty where the op changed nothing, or works on whole batches.
+    values: for JSON. "box" and "crop" are [left, top, width, height] and "resized" is [width, height], in pixels of the
+        input of the op; a box is of the image before its flips. "flip" is "left to right" or "top to bottom". Ops on
+        pixels have their parameters by name. Empty if the op changed nothing, or works on whole batches.
     """
 
     op: Op
@@ -34,7 +34,7 @@ class Draw(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The name of the op, and what it did."""
+        """The name of the op and its effect, in one line."""
         return f"{type(self.op).__name__}: {'; '.join(self._said()) or self._nothing()}"
 
     def _said(self) -> list[str]:
@@ -57,9 +57,9 @@ _FORMATS = {"box": "box {},{} {}×{}", "resized": "resized to {}×{}", "crop": "
 def draws_of(
     ops: Sequence[Op], seed: int, epoch: int, positions: _Ints, heights: _Ints, widths: _Ints, view: int = 0
 ) -> tuple[list[list[Draw]], Plan]:
-    """The draws of a list of ops for upright images of these sizes, by image, and their plan.
+    """The draws of a list of ops for n upright images, and their plan: n lists with one draw for each op.
 
-    positions, heights, widths, view: as for `Recipe.plan`, int64 [n]. Raises ValueError.
+    positions, heights, widths: int64 [n], and view, as for `Recipe.plan`. Raises ValueError.
     """
     given = (seed, epoch, positions, heights, widths)
     plans = [Recipe(ops[:count], None).plan(*given, view=view) for count in range(len(ops) + 1)]
@@ -70,7 +70,7 @@ def draws_of(
 
 
 def op_of(text: str) -> Op:
-    """An op of its repr. Raises ValueError."""
+    """The op with this repr. Raises ValueError for any other text."""
     try:
         made = _evaluated(ast.parse(text, mode="eval").body)
     except (AttributeError, SyntaxError, TypeError, ValueError, MemoryError, RecursionError) as error:
@@ -81,7 +81,7 @@ def op_of(text: str) -> Op:
 
 
 def _evaluated(node: ast.expr) -> Any:
-    """A literal, or an op or its buckets of literals."""
+    """The value of a literal, or of a call of an op or of `AspectBuckets` with arguments of these kinds."""
     if not isinstance(node, ast.Call):
         return ast.literal_eval(node)
     name = node.func.id if isinstance(node.func, ast.Name) else ""
@@ -100,7 +100,7 @@ def _drawn(op: Op, before: Plan, after: Plan, item: int) -> dict[str, Any]:
         return _difference(op, old, item, new, item)
     sizes = old.boxes.out_height[item : item + 1], old.boxes.out_width[item : item + 1]
     values = _difference(op, Recipe(()).plan(0, 0, np.zeros(1, np.int64), *sizes), 0, new, item)
-    return {name: value for name, value in values.items() if name != "flip" or op.flip_axis}  # of a flip before it
+    return {name: value for name, value in values.items() if name != "flip" or op.flip_axis}  # else of an earlier flip
 
 
 def _difference(op: Op, old: Plan, at: int, new: Plan, item: int) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _parts(plan: Plan) -> list[Plan]:
 
 
 def box_of(plan: Plan, item: int) -> list[float]:
-    """The part of the displayed image that is left, [x0, y0, x1, y1] in its pixels."""
+    """The part of the upright source image that a plan keeps, [x0, y0, x1, y1] in its pixels."""
     b = _parts(plan)[0].boxes
     left, top, width, height = (int(getattr(b, name)[item]) for name in ("left", "top", "width", "height"))
     across, down = width / max(1, int(b.resized_width[item])), height / max(1, int(b.resized_height[item]))
