@@ -222,8 +222,9 @@ class Replay:
     ) -> tuple[list[npt.NDArray[np.uint8]], list[int]]:
         """The images of a batch for display, and their rows.
 
-        The images are a list with one array for each view, uint8 [n, height, width, 3], or [n, height, width, 1] for
-        grey. Normalisation is undone, and values of more than 8 bits are scaled to 0..255. Raises what `batch` raises.
+        The images are a list with one array for each view, uint8 [n, height, width, 3], or [n, height, width, 1] if
+        they have fewer than 3 channels. Normalisation is undone, and values of more than 8 bits are scaled to 0..255.
+        Raises what `batch` raises.
         """
         made = Replay(self._feed).batch(number, epoch=epoch, rank=rank)
         if made is None:

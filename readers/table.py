@@ -1,11 +1,11 @@
-"""Tables: metadata of n samples without their bytes: keys, labels, classes, image headers, and byte ranges.
+"""Tables: the metadata of n samples without their bytes, that is keys, labels, classes, image headers and byte ranges.
 
 A table consists of columns and, for a selection or another order, the numbers of the selected rows:
 
     packed     columns of an index, memory-mapped                 readers.opening.packed
     folder     columns of a scan                                  readers.opening.tree
     in memory  columns of any other source                        Table.of(…)
-    take       a selection of rows: 8 bytes a sample
+    take       a selection of rows: 8 bytes per sample
     concat     several tables in sequence
 
 `take` copies no columns. A row has the same number in every table over the same columns, so a cache below a selection
@@ -190,7 +190,7 @@ class Names(Strings):
 
 
 class NamesBuilder:
-    """Builds a column of names by appending; takes at most an eighth more memory than the column."""
+    """Builds a column of names by appending; uses at most an eighth more memory than the column."""
 
     def __init__(self) -> None:
         self._blob = bytearray()
@@ -232,7 +232,7 @@ class NamesBuilder:
         return bytes(self._blob[offsets[0] : offsets[-1]]), _lengths(np.frombuffer(offsets, np.uint64))
 
     def build(self) -> Names:
-        """The column, over the memory of this builder; nothing can be appended while the column is in use."""
+        """The column, as a view of the memory of this builder; do not append names while the column is in use."""
         return Names(np.frombuffer(self._blob, np.uint8), np.frombuffer(self._offsets, np.uint64))
 
 
@@ -246,9 +246,9 @@ def _lengths(offsets: npt.NDArray[np.uint64]) -> bytes:
 
 
 def repeated(strings: Callable[[], Iterable[str]], count: int) -> npt.NDArray[np.int64]:
-    """Positions, ascending, of those of `count` strings that probably occur more than once; takes 8 bytes a string.
+    """The ascending positions, int64 [k], of strings that probably occur more than once; needs 8 bytes per string.
 
-    Strings are compared by their hashes, which two different strings may share: compare them before raising.
+    Strings are compared by hash, and two different strings can have the same hash: compare them before raising.
     """
     hashes = np.fromiter(map(hash, strings()), np.int64, count)
     hashes.sort()
@@ -263,7 +263,7 @@ NO_LABEL = -1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Sample:
-    """One sample: its key, its label (None without one) and the bytes of each of its fields."""
+    """One sample: its key, its label (None if it has none) and the bytes of each of its fields."""
 
     key: str
     label: int | None
@@ -298,12 +298,13 @@ class ImageInfo(NamedTuple):
 
 
 def html_of(shown: object) -> str:
-    """The HTML of a reader or a sample for notebooks; the module is imported late, because it imports this one."""
+    """The HTML of a reader or a sample for notebooks. The notebook module is imported late, because it imports this
+    module."""
     return str(importlib.import_module("readers.frameworks.notebook").html_of(shown))
 
 
 def headers_of(images: Iterable[Buffer | None]) -> ImageInfo:
-    """The header values of images; zeros for None and for unreadable headers, whose error decoding raises."""
+    """The header values of images; zeros for None and for unreadable headers, which raise their error on decoding."""
     from readers.headers import MEDIA, read_header
 
     facts = []
@@ -346,8 +347,8 @@ def upright_sides(info: ImageInfo) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 #     orientation.npy         uint8  [n]      EXIF 1..8
 #     media.npy               uint8  [n]      position in readers.headers.MEDIA
 #
-# All are little-endian, in C order, in NumPy's format 1.0 (numpy.lib.format). Opening takes the same time for a
-# thousand samples and for a billion, and processes share the pages.
+# All are little-endian, in C order, in NumPy's format 1.0 (numpy.lib.format). The time to open an index does not depend
+# on the number of samples, and processes share its pages.
 
 
 _C = TypeVar("_C", bound="Columns")
@@ -392,12 +393,13 @@ def decode_name(stored: str, key: str) -> str:
 
 
 class Columns(ABC):
-    """Columns of n rows, each loaded on first use. They pickle; columns of files pickle by path.
+    """Columns of n rows, each loaded on first use. They can be pickled; columns of files are pickled as paths.
 
     title: name of the set in messages: its directory or address, and the split.
-    place: the directory or address, as commands take it.
+    place: the directory or address, as an argument of commands.
     separate: fields with separate shards.
     kinds: kinds of fields (`readers.fields`), if known.
+    has_headers, has_checksums: whether image headers and CRC32C values are known.
     """
 
     fields: tuple[str, ...] = ("image",)
@@ -414,14 +416,14 @@ class Columns(ABC):
 
     @abstractmethod
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One of `COLUMNS`, or "<field>.<name>" of FIELD_COLUMNS; length n."""
+        """The column with a name of `COLUMNS`, or "<field>.<name>" with a name of FIELD_COLUMNS; length n."""
 
     @abstractmethod
     def keys(self) -> Strings: ...
 
     @abstractmethod
     def names(self, field: str) -> Strings:
-        """Original file names as `encode_name` stores them."""
+        """The original file names of a field, as stored by `encode_name`."""
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -429,19 +431,19 @@ class Columns(ABC):
 
     @property
     def shard_bytes(self) -> Sequence[int] | npt.NDArray[np.int64]:
-        """Size of each shard."""
+        """Size of each shard in bytes."""
         return ()
 
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        """One of `FIELD_COLUMNS` of a field, length n."""
+        """The column of a field with a name of `FIELD_COLUMNS`, length n."""
         return self.column(f"{field}.{name}")
 
     def shard_column(self, field: str) -> npt.NDArray[Any]:
-        """The shard of a field, for each sample, length n."""
+        """The shard number of a field for each sample, length n."""
         return self.column(f"{field}.shard" if field in self.separate else "shard")
 
     def with_kinds(self: _C, kinds: Mapping[str, str]) -> _C:
-        """The same columns, with these kinds of fields."""
+        """A copy of the columns with these kinds of fields."""
         other = copy.copy(self)
         other.kinds = kinds
         return other
@@ -451,11 +453,11 @@ class Columns(ABC):
         return f"{self.place or self.title}, shard {shard}"
 
     def explained(self, error: Exception) -> Exception:
-        """The exception to raise for `error`, which occurred while the set was opened or read."""
+        """The exception to raise in place of `error`, which occurred while the set was opened or read."""
         return error
 
     def update(self, digest: Any) -> None:
-        """Add to a digest the columns that determine a sample's bytes and label, except the shards."""
+        """Add the columns that determine the bytes and label of each sample, except the shards, to a digest."""
         digest.update(np.ascontiguousarray(self.column("label")).data)
         for field in self.fields:
             for name in FIELD_COLUMNS:
@@ -463,18 +465,20 @@ class Columns(ABC):
 
 
 def _dtype_of(name: str) -> str:
-    """The dtype of a column, by its name."""
+    """The dtype of a column with this name."""
     return COLUMNS.get(name) or (FIELD_COLUMNS | COLUMNS)[name.rpartition(".")[2]]
 
 
 class MemoryColumns(Columns):
-    """Columns in memory; missing columns are all 0, and -1 for labels.
+    """Columns in memory; missing columns are all 0, and missing labels are all -1.
 
-    columns: arrays by the names of `COLUMNS` and "<field>.<name>" of FIELD_COLUMNS; "<field>.shard" for a field with
-        separate shards.
+    columns: arrays by name: names of `COLUMNS`, and "<field>.<name>" with names of FIELD_COLUMNS; "<field>.shard" for a
+        field with separate shards.
     names: file names by field, as stored by `encode_name`.
     kinds: kinds of the fields, if known.
-    shard_bytes: size of each shard; default: the end of its last sample.
+    shard_bytes: size of each shard; by default, the end of its last sample.
+
+    Raises ValueError for a column of another length.
     """
 
     def __init__(
@@ -538,7 +542,7 @@ class MemoryColumns(Columns):
 
 
 class Index(Columns):
-    """The mapped columns of one split, opened on first use and checked against `samples`."""
+    """The memory-mapped columns of one split, opened on first use; their lengths are checked against `samples`."""
 
     def __init__(
         self,
@@ -584,7 +588,7 @@ class Index(Columns):
         return digest.hexdigest()
 
     def check(self) -> None:
-        """Open every column once. Raises DatasetError for the first that is missing or wrong."""
+        """Open every column once. Raises DatasetError for the first missing or damaged column."""
         for field in self.separate:
             self.shard_column(field)
         for name in COLUMNS:
@@ -596,7 +600,7 @@ class Index(Columns):
             self.names(field)
 
     def check_set(self) -> None:
-        """Called after opening a column, also after a failure; raises if the set has been replaced meanwhile."""
+        """Called after a column was opened, or failed to open; raises if the set was replaced in the meantime."""
 
     def _strings(self, name: str) -> Strings:
         if name not in self._texts:
@@ -619,15 +623,15 @@ class Index(Columns):
 
     @contextmanager
     def _opening(self) -> Iterator[None]:
-        """Wraps the opening of columns: results and errors are valid only if the set has not been replaced."""
+        """Wraps the opening of columns, because results and errors are only valid if the set was not replaced."""
         try:
             yield
         finally:
             self.check_set()
 
 
-# NumPy's parser compiles the header as Python, which is unsafe for untrusted bytes, and which fails in a process forked
-# while another thread was compiling (CPython gh-106905).
+# NumPy's parser compiles the header as Python. This is unsafe for untrusted bytes, and it fails in a process that was
+# forked while another thread was compiling (CPython gh-106905).
 _NPY_MAGIC = b"\x93NUMPY"
 _NPY_LENGTHS = {1: struct.Struct("<H"), 2: struct.Struct("<I"), 3: struct.Struct("<I")}  # by the major version
 _NPY_HEADER_BYTES = 10_000  # as numpy.load
@@ -639,9 +643,9 @@ _MOST_SIDES, _MAX_VALUES = 32, 1 << 31
 
 
 def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """(dtype, whether in Fortran order, shape, offset of the values) of .npy bytes.
+    """(dtype, whether in Fortran order, shape, offset of the values) of .npy bytes in the format of numpy.lib.format.
 
-    By numpy.lib.format; only plain numbers and booleans. Raises ValueError with what was found.
+    Only dtypes of plain numbers and booleans are supported. Raises ValueError for others, and for other bytes.
     """
     if bytes(data[: len(_NPY_MAGIC)]) != _NPY_MAGIC:
         raise ValueError(f"the first bytes {bytes(data[: len(_NPY_MAGIC)])!r}, expected {_NPY_MAGIC!r}")
@@ -666,7 +670,7 @@ def npy_header(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]
 
 
 def npy_layout(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]:
-    """`npy_header` of .npy bytes; also checks that the values fill the rest exactly. Raises BadSampleError."""
+    """As `npy_header`, with a check that the values fill the rest of the bytes exactly. Raises BadSampleError."""
     try:
         dtype, is_fortran, shape, start = npy_header(data)
         if math.prod(max(side, 1) for side in shape) > _MAX_VALUES:
@@ -680,14 +684,15 @@ def npy_layout(data: Buffer) -> tuple[np.dtype[Any], bool, tuple[int, ...], int]
 
 
 def parse_npy(data: Buffer, copy: bool = True) -> npt.NDArray[Any]:
-    """The array of .npy bytes in native byte order: a copy, or, if not copy, a read-only view where the bytes allow it.
+    """The array in .npy bytes, in native byte order. Raises BadSampleError.
 
-    Raises BadSampleError.
+    copy: whether to copy the values; if not, the array is a read-only view of the bytes if alignment, byte order and
+        memory order allow it.
     """
     dtype, is_fortran, shape, start = npy_layout(data)
     flat = np.frombuffer(data, dtype, math.prod(shape), start)
     values = flat.reshape(shape[::-1]).T if is_fortran else flat.reshape(shape)
-    if dtype == np.bool_:  # other bytes than 0 and 1 are not booleans
+    if dtype == np.bool_:  # bytes other than 0 and 1 are not valid booleans
         return np.asarray(values.view(np.uint8) != 0, order="C")
     if not copy and dtype.isnative and flat.flags.aligned and not is_fortran:
         values.flags.writeable = False
@@ -696,7 +701,7 @@ def parse_npy(data: Buffer, copy: bool = True) -> npt.NDArray[Any]:
 
 
 def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
-    """Map a one-dimensional .npy of a known dtype. Raises DatasetError where its header is not true of the file."""
+    """Map a one-dimensional .npy file of a known dtype. Raises DatasetError if the file is missing or different."""
     expected = np.dtype(dtype)
     try:
         with open_regular(path) as file:
@@ -717,32 +722,38 @@ def _map_npy(path: Path, dtype: str) -> npt.NDArray[Any]:
 
 
 class Form(Protocol):
-    """The form in which images are handed out, if not as stored: see `readers.caching.form`."""
+    """A conversion of stored images before they are handed out; see `readers.caching.form`."""
 
     @property
     def kind(self) -> str:
-        """A short text that differs for other forms; part of the names of caches and of fingerprints."""
+        """A short text that identifies the form; part of fingerprints and of the names of caches."""
 
     def info(self, original: ImageInfo) -> ImageInfo:
-        """The header facts of the converted images, from those of the originals."""
+        """The header values of the converted images, from those of the originals."""
 
     def bytes(self, info: ImageInfo, original: Int64s) -> Int64s:
-        """Bytes of the converted images, as estimated, from their headers (`info`) and the bytes of the originals."""
+        """Estimated sizes of the converted images in bytes, int64 [n].
+
+        info: their header values. original: sizes of the original images in bytes, int64 [n].
+        """
 
     def passes(self, original: ImageInfo) -> Sequence[Any]:
-        """How converting moves what is in each upright image: a `readers.augment.geometry.Pass` of each."""
+        """The geometry of the conversion of each upright image, as a `readers.augment.geometry.Pass`."""
 
 
 class Table:
-    """`columns`, or some rows of them (int64 [k], which may repeat). forms: what images are converted to, in turn."""
+    """The metadata of samples: all rows of `columns`, or some of them.
+
+    rows: int64 [k], None for all; rows may repeat. forms: the conversions of images, in order.
+    """
 
     def __init__(self, columns: Columns, rows: Int64s | None = None, forms: tuple[Form, ...] = ()) -> None:
         self.columns, self.rows, self.forms = columns, rows, forms
         self._labels: npt.NDArray[np.int64] | None = None
-        self._by_hash: npt.NDArray[np.int64] | None = None  # numbers of the samples by the hash of their keys
+        self._by_hash: npt.NDArray[np.int64] | None = None  # sample numbers, sorted by the hashes of their keys
         self._fingerprint = ""
         if rows is None:
-            self.labels  # noqa: B018  # read now: the files may be replaced by another set's
+            self.labels  # noqa: B018  # read now: the files may be replaced by those of another set
 
     @classmethod
     def of(
@@ -753,14 +764,14 @@ class Table:
         sizes: Mapping[str, npt.ArrayLike] | None = None,
         title: str = "",
     ) -> Table:
-        """A table in memory, for samples of a store of your own.
+        """A table in memory, for the samples of a custom store.
 
         keys: n names.
         labels: class numbers, -1 for none.
         classes: names of the classes.
-        sizes: bytes of each field by sample, -1 where it lacks the field; default: one field, "image", of unknown
-            sizes (0).
-        title: what messages call it.
+        sizes: for each field, its size in bytes in each sample, -1 in a sample without the field. By default there is
+            one field, "image", of unknown sizes (0).
+        title: the name of the table in messages.
         """
         n = len(keys)
         sizes = {"image": np.zeros(n, np.int64)} if sizes is None else sizes
@@ -774,40 +785,40 @@ class Table:
     # --- columns ------------------------------------------------------------------------------------------------
     @property
     def fields(self) -> tuple[str, ...]:
-        """Names of the fields; "image" is the first one, where there is one."""
+        """Names of the fields; "image" is the first one if it exists."""
         return self.columns.fields
 
     @property
     def main(self) -> str:
-        """The field that is meant where none is named: "image", or the first one of a set without images."""
+        """The default field: "image", or the first field of a set without images."""
         return "image" if "image" in self.fields or not self.fields else self.fields[0]
 
     @property
     def kinds(self) -> dict[str, str]:
-        """What the bytes of each field are: its kind in `readers.fields`."""
+        """The kind of each field (`readers.fields`), which says how its bytes are decoded."""
         return {name: name if name in ("image", "json") else "file" for name in self.fields} | dict(self.columns.kinds)
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of all classes, including those without samples: labels keep their meaning."""
+        """Names of all classes, also of those without samples, so that labels have the same meaning in a selection."""
         return self.columns.classes
 
     @property
     def labels(self) -> npt.NDArray[np.int64]:
-        """Class numbers, int64 [n]; NO_LABEL (-1) where a sample has none."""
+        """Class numbers, int64 [n]; NO_LABEL (-1) for samples without a label."""
         if self._labels is None:
             self._labels = self.column("label")
         return self._labels
 
     @property
     def keys(self) -> Sequence[str]:
-        """Keys of the samples; decoded one by one when asked for."""
+        """Keys of the samples, each decoded on access."""
         keys = self.columns.keys()
         return keys if self.rows is None else _ChosenStrings(keys, self.rows)
 
     @property
     def title(self) -> str:
-        """The set as messages name it."""
+        """The name of the set in messages."""
         of_all = self.columns.title
         return of_all if self.rows is None else f"{len(self):,} samples of {of_all}"
 
@@ -818,7 +829,7 @@ class Table:
 
     @property
     def fingerprint(self) -> str:
-        """A short text that differs for other data sets, other samples of this one, and other forms of them."""
+        """A short text that identifies the data set, the selected samples, and their forms."""
         if not self._fingerprint:
             text = self.columns.fingerprint()
             if self.rows is not None:
@@ -831,30 +842,31 @@ class Table:
         return self._fingerprint
 
     def column(self, name: str) -> npt.NDArray[Any]:
-        """One of `readers.table.COLUMNS`, length n."""
+        """The column with a name of `readers.table.COLUMNS`, length n."""
         column = self.columns.column(name)
         return column if self.rows is None else column[self.rows]
 
     def field_column(self, field: str, name: str) -> npt.NDArray[Any]:
-        """One of `readers.table.FIELD_COLUMNS` of a field, length n. Raises UnknownNameError."""
+        """The column of a field with a name of `readers.table.FIELD_COLUMNS`, length n. Raises UnknownNameError."""
         self.number(field)
         column = self.columns.field_column(field, name)
         return column if self.rows is None else column[self.rows]
 
     def shard_column(self, field: str) -> npt.NDArray[Any]:
-        """The shard that has a field of each sample, length n. Raises UnknownNameError."""
+        """The number of the shard with a field of each sample, length n. Raises UnknownNameError."""
         self.number(field)
         column = self.columns.shard_column(field)
         return column if self.rows is None else column[self.rows]
 
     def sizes(self, field: str = "") -> npt.NDArray[np.int64]:
-        """Bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Of converted images, as estimated."""
+        """Size of a field in each sample in bytes, int64 [n]; 0 in samples without it. Sizes of converted images are
+        estimates."""
         field = field or self.main
         sizes: Int64s = self.field_column(field, "length").view("<i8")
         if field == "image" and self.columns.kinds.get(field) == "pixels":
             from readers.headers.base import PIXELS_HEADER_BYTES
 
-            sizes = sizes + PIXELS_HEADER_BYTES  # as they are handed out
+            sizes = sizes + PIXELS_HEADER_BYTES  # readers hand pixels out with a header
         if field == "image" and self.forms:
             info = self.stored_headers(None)
             for form in self.forms:
@@ -863,32 +875,32 @@ class Table:
         return sizes
 
     def headers(self, indices: Int64s | None) -> ImageInfo:
-        """Header facts of some images (None: of all), where `has_headers`; of converted images, those after it."""
+        """Header values of some images, or of all (None), after conversion. Only valid if `has_headers`."""
         info = self.stored_headers(indices)
         for form in self.forms:
             info = form.info(info)
         return info
 
     def stored_headers(self, indices: Int64s | None) -> ImageInfo:
-        """`headers` of the images before they are converted."""
+        """As `headers`, before conversion."""
         columns = (self.columns.column(name) for name in ImageInfo._fields)
         rows = self.rows if indices is None else self.at(indices)
         return ImageInfo._make(column if rows is None else column[rows] for column in columns)
 
     @property
     def has_headers(self) -> bool:
-        """Whether header facts are known without reading images."""
+        """Whether header values are known without reading images."""
         return self.columns.has_headers
 
     def names(self, field: str = "") -> Strings:
-        """Original file names of a field as `readers.table.encode_name` stores them."""
+        """Original file names of a field, as stored by `readers.table.encode_name`."""
         field = field or self.main
         self.number(field)
         names = self.columns.names(field)
         return names if self.rows is None else names.take(self.rows)
 
     def name(self, index: int, field: str = "") -> str:
-        """The file name, relative to the split's folder, that a field came from; "" where it came from no file."""
+        """The name of the source file of a field, relative to the folder of the split; "" if it has none."""
         field = field or self.main
         self.number(field)
         row = self.row(index)
@@ -905,13 +917,13 @@ class Table:
 
     # --- extents ----------------------------------------------------------------------------------------
     def at(self, indices: Int64s) -> Int64s:
-        """The rows of samples, which count from 0."""
+        """The rows of samples, int64 [k]. indices: sample numbers from 0."""
         return indices if self.rows is None else self.rows[indices]
 
     def find(self, key: str) -> int:
         """The number of the first sample with this key. Raises UnknownNameError.
 
-        The first call builds an index of the keys, which takes 8 bytes a sample and stays in this process.
+        The first call builds an index of the keys, which needs 8 bytes per sample and is kept in this process.
         """
         keys, wanted = self.keys, hash(key)
         if self._by_hash is None:
@@ -927,7 +939,7 @@ class Table:
         raise UnknownNameError(f"{self.described}: no sample has the key {key!r}{such}")
 
     def row(self, index: int) -> int:
-        """The row of one sample, which may count from the end. Raises IndexError."""
+        """The row of one sample; a negative index counts from the end. Raises IndexError."""
         n = len(self)
         if not -n <= index < n:
             raise IndexError(f"sample {index} is outside the {n} of {self.title or 'this table'}")
@@ -935,9 +947,9 @@ class Table:
         return index if self.rows is None else int(self.rows[index])
 
     def extents(self, indices: Sequence[int] | npt.NDArray[Any], field: str = "") -> Extents:
-        """The extents of a field of some samples, in the order asked for; stores check that they are inside a shard.
+        """The extents of a field of some samples, in this order; stores check that they are inside a shard.
 
-        Raises IndexError, UnknownNameError (no such field, or a sample lacks it), DatasetError (no such shard).
+        Raises IndexError, UnknownNameError (unknown field, or a sample without it), DatasetError (unknown shard).
         """
         field = field or self.main
         number = self.number(field)
@@ -954,9 +966,9 @@ class Table:
         return extents
 
     def check(self, extents: Extents, field: str) -> None:
-        """Raise for the first extent that is not inside its shard, by the sizes in dataset.json.
+        """Check that all extents are inside their shards, by the sizes in dataset.json.
 
-        Raises UnknownNameError where a sample lacks the field, StaleIndexError for other extents.
+        Raises UnknownNameError for the first bad extent if the sample lacks the field, else StaleIndexError.
         """
         size = np.asarray(self.columns.shard_bytes, np.uint64)[extents.shard]
         offset, length = extents.offset.view(np.uint64), extents.length.view(np.uint64)
@@ -973,7 +985,7 @@ class Table:
         )
 
     def bad_extent(self, row: int, field: str, offset: int, length: int, shard: int) -> Exception:
-        """The error for an extent that is not inside its shard."""
+        """The error for an extent outside its shard."""
         if offset == ABSENT:
             return UnknownNameError(f"sample {row} of {self.columns.place or self.title} has no field {field!r}")
         return StaleIndexError(
@@ -983,9 +995,9 @@ class Table:
 
     # --- other tables -------------------------------------------------------------------------------------------
     def take(self, indices: npt.ArrayLike) -> Table:
-        """The samples at `indices`, which may repeat and count from the end, in that order.
+        """The samples at `indices`, in this order. Indices may repeat; negative ones count from the end.
 
-        A read-only map of a file (numpy.load(path, mmap_mode="r")) stays mapped, and is pickled by its path. Raises
+        A read-only memory map (numpy.load(path, mmap_mode="r")) stays mapped and is pickled as its path. Raises
         IndexError, ValueError.
         """
         chosen = checked_indices(indices, self)
@@ -1020,7 +1032,7 @@ class Table:
 
 
 def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:
-    """Sample numbers as int64 [k] from 0; negative ones count from the end. Raises ValueError and IndexError."""
+    """Indices as int64 [k] from 0, where negative ones counted from the end. Raises ValueError and IndexError."""
     given = np.asanyarray(indices)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ValueError(f"indices must be integers in one dimension, found {given.dtype} {list(given.shape)}")
@@ -1035,7 +1047,7 @@ def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int6
 
 
 class _ChosenStrings(LazySequence[str]):
-    """Strings of some rows."""
+    """The strings of some rows of a column, each decoded on access."""
 
     def __init__(self, strings: Strings, rows: Int64s) -> None:
         self._strings, self._rows = strings, rows
@@ -1052,7 +1064,8 @@ class _ChosenStrings(LazySequence[str]):
 
 
 def _mapped_file(rows: npt.NDArray[np.int64]) -> tuple[str, int, int] | None:
-    """(path, offset, entries) of an array that is a read-only map of a file, and not a part of such a map."""
+    """(path, offset, entries) of a whole read-only memory map of a file; None for any other array, also for a part of
+    a map."""
     if not isinstance(rows, np.memmap) or rows.mode != "r" or not isinstance(rows.base, mmap.mmap):
         return None
     return str(rows.filename), rows.offset, len(rows)

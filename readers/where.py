@@ -7,9 +7,9 @@
 The syntax is Python's, limited to comparisons, `and`, `or`, `not`, `in`, parentheses, numbers, texts and lists. `ast`
 parses an expression, and this module evaluates it column by column; no code is executed.
 
-    label               a class: compared with numbers, or with texts, which are class names; -1 for none
+    label               the class, compared with class numbers, or with texts as class names; -1 for none
     class_name          the name of the class, "" for none
-    key, split          texts
+    key, split          the key of the sample and the name of its split, texts
     folder              the key up to its last slash, "" without one
     width, height       pixels of the image as displayed, after its EXIF orientation
     min_side, max_side, pixels, aspect (width / height)
@@ -20,14 +20,14 @@ parses an expression, and this module evaluates it column by column; no code is 
     has("field")        whether the sample has this field, or a value in this column
     patient             any other name is a column of the table that the set was packed from: a member of the JSON
                         object in the field json
-    column("a name")    a column whose name is no Python identifier, or is one of the above
+    column("a name")    a column with a name that is not a Python identifier, or is one of the above
 
-A column is compared with numbers or texts. In a comparison with a number, a text that reads as a number counts as a
-number, because a CSV file has only texts; truth values are 1 and 0. Texts are ordered by their characters, so ISO dates
-are in order.
+A column is compared with numbers or texts. In a comparison with numbers, a text such as "12.5" counts as a number,
+because a CSV file has only texts; truth values are 1 and 0. Texts are ordered by their characters, so ISO dates sort by
+time.
 
 Values are unknown for images whose header cannot be read, and for samples without a value in a column (absent, null,
-NaN or ""). Every comparison with an unknown value is false, including `!=` and `not in`; so `not width < 64` is true.
+NaN or ""). Every comparison with an unknown value is false, including `!=` and `not in`, so `not width < 64` is true.
 """
 
 from __future__ import annotations
@@ -84,18 +84,18 @@ class Texts(NamedTuple):
     codes: npt.NDArray[Any] | None = None
 
     def where(self, wanted: Callable[[str], Any]) -> Bools:
-        """Whether the text of each sample is wanted, bool [n]."""
+        """Whether `wanted` is true for the text of each sample, bool [n]."""
         chosen = np.fromiter((bool(wanted(text)) for text in self.values), np.bool_, len(self.values))
         return chosen if self.codes is None else chosen[self.codes]
 
 
 class Facts:
-    """The metadata of n samples from a listing; subclasses add more.
+    """The metadata of n samples, as far as a listing of files has it; subclasses add more.
 
     labels: class numbers, [n]. classes: their names, () without names.
     split: the name of the split.
-    columns: returns all columns of the table that the samples came from, by name; the requested columns have n values,
-        None for a missing value.
+    columns: a function of column names that returns all columns of the source table by name. The requested columns have
+        n values, None for a missing value; the others may be empty.
     """
 
     def __init__(
@@ -112,11 +112,11 @@ class Facts:
         return len(self.labels)
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
-        """One of NUMBERS, [n]; NaN for unknown values."""
+        """The values of one of NUMBERS, [n]; NaN for unknown values."""
         raise LookupError(name)  # a listing has no image headers
 
     def texts(self, name: str) -> Texts:
-        """One of TEXTS."""
+        """The texts of one of TEXTS."""
         if name == "key":
             return Texts(self.keys)
         if name == "folder":
@@ -133,7 +133,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """A parsed expression. names: the columns that it uses, and "has" if it tests for fields."""
+    """A parsed expression. names: the names in it, and "has" if it tests for fields."""
 
     text: str
     names: frozenset[str]
@@ -145,12 +145,12 @@ class Where:
 
     @property
     def without_values(self) -> str:
-        """The text, with "…" in place of every value that is compared with a key, folder or column of the table."""
+        """The text with "…" in place of every value in a comparison with a key, folder or column of the table."""
         return ast.unparse(_WithoutValues().visit(ast.parse(self.text.strip(), mode="eval")))
 
     @property
     def conjuncts(self) -> tuple[Where, ...]:
-        """The expressions joined by `and`, all of which must be true; only this expression if there is no `and`."""
+        """The expressions that `and` joins at the top level; this expression alone if there is no `and`."""
         tree = _tree(self.text)
         if not (isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And)):
             return (self,)
@@ -174,9 +174,9 @@ def parse_where(text: str) -> Where:
 
 
 def group_values(facts: Facts, name: str) -> list[Any]:
-    """The values by which samples are grouped: the folder of their keys (name: "folder"), or a column of the table.
+    """The value of each sample by which to group samples; None for samples without a value.
 
-    None for samples without a value. Raises UnknownNameError.
+    name: "folder", for the folder of the key, or a column of the table. Raises UnknownNameError for other names.
     """
     if name == "folder":
         return list(facts.texts(name).values)
@@ -209,7 +209,7 @@ def _columns(tree: ast.AST) -> frozenset[str]:
 
 
 class _WithoutValues(ast.NodeTransformer):
-    """Replaces values that may identify a person by "…"."""
+    """Replaces values that can identify a person by "…"."""
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
         return self._replaced(node, node)
@@ -254,8 +254,8 @@ _LIST_KIND, _COLUMN_KIND = "a list", "a column of the table"
 class _Operand(NamedTuple):
     """One side of a comparison.
 
-    values: the constant, or the items of a list; else the samples' values: an array of numbers or labels, `Texts`, or
-        a list of a column's values, None for missing ones.
+    values: the constant, or the items of a list constant. Otherwise the values of the samples: an array of numbers or
+        labels, `Texts`, or a list of the values of a column, None for missing ones.
     """
 
     kind: str
@@ -271,7 +271,7 @@ class _Operand(NamedTuple):
 
 
 class _Evaluation:
-    """One walk over the tree of an expression."""
+    """The evaluation of one expression, column by column."""
 
     def __init__(self, text: str, facts: Facts) -> None:
         self._text, self._facts = text.strip(), facts
@@ -349,7 +349,7 @@ class _Evaluation:
         values = [as_kind(value) for value in column.values]
         if len(values) > 1 and all(
             value is None for value in values
-        ):  # a single sample does not show the column's kind
+        ):  # a single sample does not show the kind of the column
             other = next((value for value in column.values if _is_value(value)), None)
             if other is not None:
                 what = "texts" if as_kind is _as_text else "numbers"
@@ -358,7 +358,7 @@ class _Evaluation:
         return values
 
     def _class(self, name: str) -> int:
-        """The number of a class. Raises UnknownNameError."""
+        """The number of the class with this name. Raises UnknownNameError."""
         classes = self._facts.classes
         if isinstance(self._facts, _Nothing):
             return 0
@@ -442,7 +442,7 @@ def _bools(chosen: Iterable[Any]) -> Bools:
 
 
 def _is_value(value: Any) -> bool:
-    """Whether a member of a JSON object says anything."""
+    """Whether the value of a column is not missing: not None, "" or NaN."""
     return value is not None and value != "" and value == value
 
 
@@ -458,7 +458,7 @@ def _as_number(value: Any) -> int | float | None:
 
 
 class _Nothing(Facts):
-    """Facts about no samples, by which an expression is checked."""
+    """The metadata of zero samples, to check expressions with."""
 
     def numbers(self, name: str) -> npt.NDArray[Any]:
         return np.zeros(0)
@@ -468,12 +468,12 @@ class _Nothing(Facts):
 
 
 class TableFacts(Facts):
-    """The samples of a table as expressions look at them.
+    """The metadata of the samples of a `Table`, for expressions.
 
-    headers: reads the header facts, where the table does not have them.
+    headers: a function that returns the header values, for a table without them.
     split: the name of the split.
-    labels, classes: in place of those of the table.
-    columns: of the table that the set was packed from; see `Facts`.
+    labels, classes: replace those of the table.
+    columns: returns the columns of the table that the set was packed from; see `Facts`.
     """
 
     def __init__(
@@ -517,11 +517,12 @@ class TableFacts(Facts):
 
 
 def json_columns(payloads: Iterable[tuple[str, Buffer | None]], names: Collection[str]) -> dict[str, list[Any]]:
-    """The members of the JSON objects of n samples as columns: those of `names` with n values, None for none.
+    """The members of the JSON objects of n samples as columns: n values for each of `names`, None if missing.
 
-    payloads: with the names of the samples. The lists of other members are empty; what is no object has no members.
+    payloads: the key and the JSON text of each sample, None for a sample without one. The columns of members not in
+        `names` are empty lists; JSON values other than objects have no members.
 
-    Raises BadSampleError for what is not JSON.
+    Raises BadSampleError for bytes that are not JSON.
     """
     columns: dict[str, list[Any]] = {}
     for number, (key, data) in enumerate(payloads):
@@ -540,7 +541,7 @@ def json_columns(payloads: Iterable[tuple[str, Buffer | None]], names: Collectio
 
 
 def complete_columns(parts: Sequence[dict[str, list[Any]]], counts: Sequence[int]) -> None:
-    """Give each part of a table the columns of all its parts, without values. counts: samples of each part."""
+    """Add the columns of all parts of a table to each part; new ones are all None. counts: samples of each part."""
     for name in dict.fromkeys(name for part in parts for name in part):
         for part, count in zip(parts, counts, strict=True):
             part.setdefault(name, [])

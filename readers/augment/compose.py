@@ -2,14 +2,15 @@
 
     flip, turn, flip, turn, box, resize   ──►   one map: an image is sampled once, and only within the box
 
-A run is moves by ops with the same `Op.sampling`, and flips among them. What left the image between two moves of a run
-comes back if a later one turns back to it; op by op it stays black. The box of the next part is a part of what the run
-makes, and costs no step. Its resize is one with the run where it enlarges both sides and both are bilinear: then each
-sees the same four neighbours. A resize that shrinks looks at more pixels than those, and stays a step of its own, as do
-crops and resizes before a run.
+A run consists of moves by ops with the same `Op.sampling`, and of flips among them. Pixels that one move of a run takes
+out of the image can come back by a later one; without composition they stay black. The crop of the next part limits the
+result of the run, without a step for it. The resize of the next part becomes part of the map if it shrinks neither side
+and both are bilinear, because both then use the same four neighbours. A resize that shrinks a side uses more pixels and
+remains a separate step, as do crops and resizes before a run.
 
-A list with one move gives the pixels that it gives op by op; so do flips, crops and resizes alone. Fields follow the
-composed maps, as these are the steps of a pass then (`readers.augment.recipe.Placement`).
+A list with a single move gives the same pixels with and without composition, and so does a list of flips, crops and
+resizes only. The composed maps replace the steps of a pass, so masks and boxes follow them
+(`readers.augment.recipe.Placement`).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Steps: TypeAlias = list[tuple[Change, list[float]]]
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Moved(Op):
-    """A run of moves; parameters: the matrix of `affine`."""
+    """A composed run of moves; parameters: the matrix for `affine`."""
 
     by: Sampling
 
@@ -51,8 +52,8 @@ _MOVED: dict[Sampling, Moved] = {"bilinear": Moved("bilinear"), "nearest": Moved
 
 
 def compose(made: Pass) -> Pass:
-    """A pass with one step for each run of moves. The runs depend only on the ops, not on their parameters, so all
-    passes of a batch have the same runs."""
+    """A pass with each run of moves replaced by a single step. The runs depend only on the ops, not on their
+    parameters, so all passes of a batch have the same steps."""
     steps: _Steps = []
     run: _Steps = []
     by: Sampling | None = None
@@ -70,7 +71,7 @@ def compose(made: Pass) -> Pass:
 
 
 def _as_one(run: _Steps, by: Sampling | None, size: tuple[int, int]) -> _Steps:
-    """A run as one step; a run of only flips is not changed."""
+    """A run as a single step; a run of flips only remains unchanged."""
     if by is None:
         return run
     matrix: Matrix | None = None
@@ -81,7 +82,8 @@ def _as_one(run: _Steps, by: Sampling | None, size: tuple[int, int]) -> _Steps:
 
 
 def fit_of(made: Pass, then: Pass, interpolation: Interpolation | None) -> tuple[int, int] | None:
-    """What the box of the next pass is resized to by the run at the end of a pass; None where it stays as large."""
+    """The size (height, width) to which the run at the end of a pass resizes the box of the next pass; None if the
+    resize is not part of the run."""
     box = then.region.height, then.region.width
     is_run = bool(made.steps) and isinstance(made.steps[-1][0], Moved) and made.steps[-1][0].sampling == "bilinear"
     if not is_run or interpolation == "bicubic" or then.resized[0] < box[0] or then.resized[1] < box[1]:

@@ -1,15 +1,15 @@
-"""Execute a plan on decoded images on a device: boxes, flips, pixel ops, normalisation, dtype and order of axes.
+"""Execute a plan on decoded images on a device: boxes, flips, pixel ops, normalisation, dtype and memory layout.
 
-The jobs are those that `readers.augment.cpu` executes, so the same seed gives the same crops. Everything up to the
-dtype is one launch of one Triton kernel (`readers.augment.kernel`); pixel ops, which some recipes have, follow as
-torch operations on the whole batch. Ops on pixels before a crop or resize are torch operations on one image after
-another, since those differ in size; the kernel continues with what they made. Without Triton, and for bicubic resizes,
-which the kernel does not do, torch's operations make the boxes too, one image after another; they resize floats only,
-so they round once instead of after each pass. That Triton is installed does not mean that it runs: it needs a C
-compiler and Python's headers on the first use. So "auto" makes an image of one pixel first (`triton_fault`).
+The jobs are the same as in `readers.augment.cpu`, so the same seed gives the same crops. Boxes, flips and normalisation
+are a single launch of a Triton kernel (`readers.augment.kernel`). Pixel ops follow as torch operations on the whole
+batch, and then normalisation as well. Pixel ops before a crop or resize are torch operations on one image at a time,
+because sizes differ; the kernel continues with their results. Without Triton, and for bicubic resizes, which the kernel
+does not support, torch renders the boxes, too, one image at a time. On a GPU it resizes floats, which are rounded once
+and not after each pass. An installed Triton does not always run: on first use it needs a C compiler and the headers of
+Python. So "auto" first renders an image of one pixel (`triton_fault`).
 
-Against the CPU: values differ by at most 1 of 255 where the whole image was decoded on both sides. Where the CPU
-decodes a JPEG at 1/2, 1/4 or 1/8, or with coarse colours, that difference is added (docs/training.md).
+Values differ by at most 1 of 255 from those of the CPU if both decode the whole image. If the CPU decodes a JPEG at
+1/2, 1/4 or 1/8, or with coarse colours, that difference adds to it (docs/training.md).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_COMPILER = " (there is no C compiler here: install gcc, or name one in CC)"
 
 
 def triton_fault(device: torch.device) -> str:
-    """Why the kernel cannot be used on this device, "" where it makes an image of one pixel there."""
+    """Why the kernel cannot be used on this device; "" if it renders an image of one pixel there correctly."""
     if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
         return "Triton needs a GPU, or TRITON_INTERPRET=1"
     if importlib.util.find_spec("triton") is None:
@@ -55,19 +55,20 @@ def triton_fault(device: torch.device) -> str:
     try:
         renderer = BatchRenderer(device, dtype=torch.uint8, engine="triton")
         made = renderer.render([Picture(pixel.to(device))], [job], (1, 1))[0].cpu()
-    except Exception as error:  # Triton raises what its compilers, the driver and the loader of libraries raise
+    except Exception as error:  # errors of the compilers, the driver and the dynamic linker pass through Triton
         compiler = "" if shutil.which(os.environ.get("CC", "")) or any(map(shutil.which, _COMPILERS)) else _NO_COMPILER
         return f"Triton's first kernel fails{compiler}: {type(error).__name__}: {shortened(str(error).strip(), 300)}"
     return "" if torch.equal(made, pixel) else f"Triton's first kernel made {made.tolist()} of {pixel.tolist()}"
 
 
 class BatchRenderer:
-    """Decoded images to batches on one device; for one thread at a time.
+    """Renders decoded images to batches on one device; for one thread at a time.
 
     dtype: uint8, or float32, float16, bfloat16 in 0..1 or normalised. planar: images are [3, height, width] in
-    memory, not [height, width, 3]. engine: what makes the boxes; "auto" is Triton where it works and the resize is not
-    bicubic, and `fault` says why it does not. interpolation: of the resize. Raises MissingExtraError for "triton"
-    without triton, ValueError for "triton" with bicubic.
+    memory, not [height, width, 3]. engine: renders the boxes; "auto" is Triton if it works and the resize is not
+    bicubic. `fault` is the reason if Triton does not work. interpolation: of the resize, by default bilinear.
+
+    Raises MissingExtraError for "triton" without triton, ValueError for "triton" with bicubic, and for other engines.
     """
 
     def __init__(
@@ -101,10 +102,12 @@ class BatchRenderer:
             self._kernel = render_tiles
 
     def render(self, pictures: Sequence[Picture], jobs: Sequence[Job], size: tuple[int, int]) -> torch.Tensor:
-        """[n, 3, height, width] on the device, channels last in memory unless planar.
+        """The batch, [n, 3, height, width] on the device, channels last in memory unless planar.
 
-        pictures: on the device. jobs: one each; their boxes must lie inside the upright pictures and are of full size,
-        also where `reduce` allows less. size: (height, width) of all results. Raises ValueError for a box outside.
+        pictures: on the device. jobs: one for each picture, with a box inside the upright picture. Boxes are used at
+        full size, even if `reduce` allows a smaller scale. size: (height, width) of all results.
+
+        Raises ValueError for a box outside its picture.
         """
         _check(pictures, jobs)
         if any(job.before for job in jobs):
@@ -129,8 +132,10 @@ class BatchRenderer:
         return torch.empty((count, 3, *size), dtype=dtype, device=self.device, memory_format=order)
 
     def prepared(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> Callable[[], None]:
-        """A function that launches the kernel once, into `out`, on the stream that is current then: for measurements,
-        and for repeated work. Keep `pictures` and `out` until it has run. Needs Triton."""
+        """A function that launches the kernel once, into `out`, on the current stream at the time of its call.
+
+        Useful for measurements and repeated work. Keep `pictures` and `out` until the kernel has run. Needs Triton.
+        """
         table = torch.from_numpy(_table(pictures, jobs))
         if self.device.type == "cuda":
             table = table.pin_memory().to(self.device, non_blocking=True)
@@ -159,8 +164,8 @@ class BatchRenderer:
         return launch
 
     def _boxes_by_torch(self, pictures: Sequence[Picture], jobs: Sequence[Job], out: torch.Tensor) -> None:
-        """Crop, resize and flip each picture by its job into out, uint8 [n, 3, height, width]. On the CPU this is the
-        arithmetic of `readers.augment.cpu`."""
+        """Crop, resize and flip each picture by its job into out, uint8 [n, 3, height, width]. On the CPU, the pixels
+        are those of `readers.augment.cpu`."""
         size = (out.shape[2], out.shape[3])
         for picture, job, place in zip(pictures, jobs, out, strict=True):
             region, resized, corner, flips, *_ = job.last
@@ -172,14 +177,14 @@ class BatchRenderer:
             place.copy_(torch.flip(image, flips)[0] if flips else image[0])
 
     def _resized(self, image: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
-        """uint8 values [1, 3, *size]; on the CPU uint8, elsewhere perhaps float32."""
+        """The resized image [1, 3, *size]: uint8 on the CPU, else float32 with values rounded to 0..255."""
         exact = self.device.type == "cpu"
         values = image if exact else image.to(torch.float32)
         values = F.interpolate(values, size, mode=self._filter, antialias=True, align_corners=False)
         return values if exact else values.round_().clamp_(0, 255)
 
     def _moved(self, pictures: Sequence[Picture], jobs: Sequence[Job]) -> dict[int, tuple[Picture, Job]]:
-        """The same as `_passed` of all images whose only part before the last is one move, by one launch."""
+        """`_passed` in a single launch, for the images whose parts before the last are one part with a single move."""
         from readers.augment.kernel import move_tiles
 
         made: dict[int, tuple[Picture, Job]] = {}
@@ -207,7 +212,7 @@ class BatchRenderer:
         return made
 
     def _passed(self, picture: Picture, job: Job) -> tuple[Picture, Job]:
-        """What the parts before the last make of the box of a picture, on its device, and what is left to do."""
+        """The result of all parts before the last for a picture, on its device, and the job that remains."""
         image = box_of(upright_tensor(picture)[None], job.first.region)
         for made, then in zip(job.before, (*job.before, job.last)[1:], strict=True):
             image = render_pass(image, made, then, self._resized, self._filter)
@@ -215,7 +220,7 @@ class BatchRenderer:
         return Picture(image[0]), Job(job.last._replace(region=region))
 
     def _finish(self, pixels: torch.Tensor, steps: Sequence[tuple[Change, Rows]]) -> torch.Tensor:
-        """Apply what the kernel leaves to torch: pixel ops, or all of the arithmetic where it did not run."""
+        """Apply pixel ops, normalisation and dtype to rendered boxes, uint8 [n, 3, height, width]."""
         if not steps and self.dtype == torch.uint8:
             return pixels
         values = pixels.to(torch.float32)
@@ -231,7 +236,7 @@ class BatchRenderer:
 
 
 def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
-    """Raise ValueError for a box outside of its image, which would read other memory."""
+    """Raise ValueError for a box outside its picture, which would read other memory, and for other shapes or dtypes."""
     if len(pictures) != len(jobs):
         raise ValueError(f"{len(pictures)} pictures for {len(jobs)} jobs")
     for i, (picture, job) in enumerate(zip(pictures, jobs, strict=True)):
@@ -245,7 +250,7 @@ def _check(pictures: Sequence[Picture], jobs: Sequence[Job]) -> None:
 
 
 def _table(pictures: Sequence[Picture], jobs: Sequence[Job]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """As `readers.augment.kernel` reads it."""
+    """The table for `render_tiles`, int64 [n, 12]; see `readers.augment.kernel`."""
     rows = [
         (*_box(picture, made.region), *made.resized, *made.corner, 3 in made.flips, 2 in made.flips)
         for picture, (made, _) in zip(pictures, jobs, strict=True)

@@ -1,8 +1,8 @@
-"""What happens to each image of a batch, planned by the ops before any image is decoded.
+"""Plans: the geometry and the pixel ops for each image of a batch, computed before any image is decoded.
 
-Any list of crops and flips with one resize among them is: a box of the image, resized, then cropped again, then
-flipped. That is all a decoder and a resizer need, on a CPU or a GPU. The ops on pixels follow with their parameters. A
-list that crops or resizes what an op on pixels has changed is several such parts, one after another.
+Any list of crops and flips with one resize among them reduces to: a box of the image, resized, then cropped again, then
+flipped. A decoder and a resizer need no more than that, on a CPU or a GPU. The ops on pixels follow, with their
+parameters. A list with a crop or resize after an op on pixels is several of these parts, one after another.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Floats = npt.NDArray[np.float64]
 
 
 class Change(Protocol):
-    """An op of `readers.augment.ops`, as far as plans and jobs use it."""
+    """The interface of an op of `readers.augment.ops` that plans and jobs use."""
 
     flip_axis: ClassVar[int]
 
@@ -48,13 +48,13 @@ Steps: TypeAlias = tuple[tuple[Change, list[float]], ...]
 
 
 class Pass(NamedTuple):
-    """What one part does to an image. A named tuple, as each image of each batch has one.
+    """One part of a plan, for one image. A named tuple for speed, because each image of each batch has one.
 
-    region: taken from the image.
-    resized: what that is resized to, (height, width).
-    corner: where `size` is cropped from that, (top, left); may be outside, where it is black.
-    flips: along these axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right.
-    steps: the pixel ops, with their parameters; whole values come of them.
+    region: the box taken from the image.
+    resized: (height, width) to which the box is resized.
+    corner: (top, left) of the crop of `size` from the resized box; pixels outside the box are black.
+    flips: the flipped axes of [1, 3, height, width]: 2 is top and bottom, 3 left and right.
+    steps: the pixel ops, with their parameters; their result is rounded to whole values.
     size: (height, width) of the result.
     """
 
@@ -67,25 +67,27 @@ class Pass(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What happens to one image. before: the parts before the last one, in their order, each of which takes its region
-    from what the one before it made."""
+    """The whole plan for one image: `before`, then `last`. before: the earlier parts in order; each part takes its
+    region from the result of the one before it."""
 
     last: Pass
     before: tuple[Pass, ...] = ()
 
     @property
     def first(self) -> Pass:
-        """The part that takes its region from the image."""
+        """The first part, which takes its region from the image."""
         return self.before[0] if self.before else self.last
 
 
 @dataclass(slots=True)
 class Boxes:
-    """For n images, int64 [n] each: the box (top, left, height, width) of the upright image; what it is resized to
-    (resized_height, resized_width); the final crop of that (crop_top, crop_left, out_height, out_width); and reduce,
-    the scale 1/reduce at which the box may be decoded. coarse: bool [n], whether its colours may be coarse.
+    """The boxes of n images, int64 [n] each.
 
-    bad: positions of images that the list cannot be applied to, and why.
+    top, left, height, width: the box of the upright image. resized_height, resized_width: the size to which the box is
+    resized. crop_top, crop_left, out_height, out_width: the final crop of the resized box. reduce: the box may be
+    decoded at the scale 1/reduce. coarse: bool [n], whether chroma may be decoded without interpolation.
+
+    bad: for each position of an image that the ops cannot be applied to, the error.
     """
 
     top: _Ints
@@ -105,9 +107,12 @@ class Boxes:
 
 @dataclass(slots=True)
 class Plan:
-    """What happens to n images. hflip, vflip: bool [n]. steps: the ops on pixels and their parameters, float64 [n, k],
-    as `Op.plan` computes them. before: the parts before this one, whose results it takes. compose: what makes one map
-    of the moves of a pass, or None (`readers.augment.compose`)."""
+    """One part of the plan for n images, with the parts before it.
+
+    hflip, vflip: bool [n], left and right flipped, top and bottom flipped. steps: the ops on pixels and the parameters,
+    float64 [n, k], that `Op.plan` computed. before: the earlier parts; this one takes the result of the last of them.
+    compose: the function that merges the moves of a pass into one map (`readers.augment.compose`), or None.
+    """
 
     boxes: Boxes
     hflip: _Bools
@@ -117,18 +122,18 @@ class Plan:
     compose: Callable[[Pass], Pass] | None = None
 
     def interpolate_colours(self) -> None:
-        """Let no box be coarse, see `readers.decode.Region`."""
+        """Set `coarse` to False for all boxes; see `readers.decode.Region`."""
         for part in (*self.before, self):
             part.boxes.coarse[:] = False
 
     def jobs(self) -> list[Job]:
-        """The plan by image, in Python's own numbers."""
+        """The plan as one job per image, with Python's int and float instead of arrays."""
         if not self.before:
             return list(map(Job, self.passes()))
         return list(map(Job, self.passes(), zip(*(part.passes() for part in self.before), strict=True)))
 
     def passes(self) -> list[Pass]:
-        """This part by image, in Python's own numbers."""
+        """This part as one pass per image, with Python's int and float instead of arrays."""
         b = self.boxes
         columns = (b.top, b.left, b.height, b.width, b.reduce, b.coarse)
         regions = map(Region, *(column.tolist() for column in columns))
@@ -146,13 +151,13 @@ class Plan:
 
 
 class Planner:
-    """The plan so far of n images, in one part of a list; `Op.plan` calls its methods.
+    """Builds one part of the plan of n images; `Op.plan` calls its methods.
 
-    It keeps the box of each image until it is resized, and from then on the crop of the resized box. Both are of the
-    image before its flips, which are made at the end: a crop of a mirrored image is a crop at the mirrored place, which
-    is mirrored then, and the antialiased resize treats both sides alike. So that gives the same pixels, to the bit.
+    The planner has the box of each image until the resize, and after it the crop of the resized box. Both are in
+    coordinates before the flips, which come last. The pixels are the same, to the bit: a crop of a flipped image equals
+    the flip of a crop at the mirrored place, and the antialiased resize is symmetric.
 
-    before: the parts before this one. flips_first: flips come before the ops on pixels, wherever they are in the list.
+    before: the earlier parts. flips_first: put flips before all ops on pixels, wherever they are in the list.
     compose: as for `Plan`.
     """
 
@@ -180,17 +185,17 @@ class Planner:
 
     @property
     def height(self) -> _Ints:
-        """Rows of the images as they are now, int64 [n]."""
+        """Heights of the images after the ops so far, int64 [n]."""
         return self._current()[2]
 
     @property
     def width(self) -> _Ints:
-        """Columns of the images as they are now, int64 [n]."""
+        """Widths of the images after the ops so far, int64 [n]."""
         return self._current()[3]
 
     @staticmethod
     def inside(u: _Floats, room: _Ints) -> _Ints:
-        """A whole number from 0 to `room`, both included, for `u` in [0, 1)."""
+        """Integers from 0 to `room`, inclusive, for uniform numbers `u` in [0, 1)."""
         return np.floor(u * (room + 1)).astype(np.int64)
 
     def crop(
@@ -202,9 +207,10 @@ class Planner:
         width: _Ints | int,
         over: tuple[int, int] = (0, 0),
     ) -> None:
-        """Crop the images at these places; those of which a crop does not fit are bad samples.
+        """Crop the images; an image that its crop does not fit into becomes a bad sample.
 
-        over: rows and columns by which a crop may reach beyond the edges; the images are not resized after that.
+        over: the number of rows and columns by which a crop may extend beyond the edges. With it, no resize may follow
+        in this part.
         """
         if any(over) and self._resized is None:
             self.resize(self.height, self.width)
@@ -221,7 +227,8 @@ class Planner:
         box[:] = [box[0] + top, box[1] + left, height, width]
 
     def resize(self, height: _Ints | int, width: _Ints | int, *, align: bool = False) -> None:
-        """Resize what the images are now. align: the box may grow by some pixels to be decoded at a smaller scale."""
+        """Resize the images, after the ops so far. align: let a box grow by a few pixels if it can then be decoded at
+        a smaller scale."""
         zeros = np.zeros(len(self._heights), np.int64)
         self._resized = (zeros + height, zeros + width)
         self._window = [zeros, zeros, *self._resized]
@@ -236,7 +243,7 @@ class Planner:
             self._flipped = True
 
     def step(self, op: Change, parameters: _Floats) -> None:
-        """Have `op.apply` change the pixels of the images, by these parameters, float64 [n, k]."""
+        """Append an op on pixels. parameters: for `op.apply`, float64 [n, k]."""
         self._steps.append((op, parameters))
 
     def plan(self) -> Plan:
@@ -249,27 +256,28 @@ class Planner:
         if self._resized is None:
             self.resize(self._box[2], self._box[3])
         assert self._resized is not None
-        # What a part before this one made is not decoded, so that nothing of it can be decoded at a smaller scale.
+        # The result of an earlier part is not decoded, so the scale of decoding does not apply to it.
         reduce = np.ones(len(self._heights), np.int64) if self._before else self._reduce(self._resized)
         (top, left, height, width), (rows, columns) = self._box, self._resized
-        # Where the box is made half as large or less, colours at half the size are still as fine as the result.
-        # The mean difference is 0.3 of 255 or less.
+        # If the resize halves the box or more, chroma of half the resolution is still as fine as the result. The mean
+        # difference is at most 0.3 of 255.
         coarse = (height >= 2 * reduce * rows) & (width >= 2 * reduce * columns) & (not self._before)
         window = self._window[0], self._window[1], self._window[2], self._window[3]
         return Boxes(top, left, height, width, rows, columns, *window, reduce, coarse, self._bad)
 
     def _reduce(self, resized: tuple[_Ints, _Ints]) -> _Ints:
-        """The largest scale that leaves the box well larger than what it is resized to, and ends on its edges.
+        """The largest reduction, 1 to 8, that leaves the box at least 1.5 times as large as its resized size, with its
+        edges on multiples of the reduction or at the edge of the image.
 
-        Scaling by DCT sees other neighbours than an antialiased resize of the full image does. The remaining resize
-        hides that: with half as large again, the mean difference is 1.2 of 255; without a margin it is 3.
+        Scaling by DCT uses other neighbours than an antialiased resize of the full image. The remaining resize hides
+        most of the difference: with the margin of 1.5 the mean difference is 1.2 of 255, without a margin it is 3.
         """
         reduce = np.ones(len(self._heights), np.int64)
         for log2 in range(1, _MAX_REDUCE_LOG2 + 1):
             step = 1 << log2
             top, left, height, width = self._box
             fits = (2 * height >= 3 * step * resized[0]) & (2 * width >= 3 * step * resized[1])
-            # Under 16 pixels a side, libjpeg's scales cannot be distinguished by the size of their results.
+            # Below 16 pixels per side, different scales of libjpeg can give results of the same size.
             fits &= (height >= 16 * step) & (width >= 16 * step)
             if self._align:
                 self._align_boxes(fits, step)
@@ -279,7 +287,7 @@ class Planner:
         return reduce
 
     def _align_boxes(self, which: _Bools, step: int) -> None:
-        """Move the edges of some boxes outwards to multiples of `step`, or to the edge of the image."""
+        """Move the edges of the chosen boxes outwards to multiples of `step`, or to the edge of the image."""
         for start, length, limit in ((0, 2, self._heights), (1, 3, self._widths)):
             first = self._box[start] // step * step
             last = np.minimum(-(-(self._box[start] + self._box[length]) // step) * step, limit)

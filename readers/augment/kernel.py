@@ -1,18 +1,18 @@
-"""The Triton kernel: boxes of decoded images of any size to one batch, in one launch.
+"""The Triton kernels: render boxes of decoded images of any size to one batch in one launch, and move images.
 
-A program makes one tile of one image. Antialiased bilinear resizing is separable, and each pass is a product with a
-banded matrix, so a program goes through the pixels under its tile in blocks of ROWS x COLUMNS and multiplies twice:
+A program renders one tile of one image. Antialiased bilinear resizing is separable, and each pass is a product with a
+banded matrix. So a program loops over the pixels under its tile in blocks of ROWS x COLUMNS, and multiplies twice:
 
     block [ROWS, COLUMNS] @ weights [COLUMNS, TILE_X]  ->  rounded to 0..255, as torch does between passes
-    weights [TILE_Y, ROWS] @ that [ROWS, TILE_X]       ->  rounded to 0..255, flipped, normalised, stored
+    weights [TILE_Y, ROWS] @ result [ROWS, TILE_X]     ->  rounded to 0..255, flipped, normalised, stored
 
-The weights are computed where they are used (`max(0, 1 - distance / support)`, as in torch's antialiased
-`interpolate`) and their sums are divided by afterwards. Every pixel is read once by a tile, plus a border as wide as
-the filter. Products are of float16 with float32 sums: pixels are exact in float16, weights are good to 2^-12.
+The weights, `max(0, 1 - distance / support)` as in torch's antialiased `interpolate`, are computed in the loop, and the
+results are divided by their sums. A tile reads every pixel once, with a border as wide as the filter. Products are
+float16 with float32 sums: pixels are exact in float16, weights have an error of at most 2^-12.
 
-A row of the table, int64: address of the upper left value of red in the box; steps in bytes to the next row, column and
-channel of the upright image; height and width of the box; height and width it is resized to; top and left of the crop
-of that, which is black where it reaches beyond it; 1 to mirror left and right; 1 to mirror top and bottom. A box spans
+A row of the table, int64: address of the upper left red value of the box; steps in bytes to the next row, column and
+channel of the upright image; height and width of the box; height and width of the resized box; top and left of the crop
+of the resized box, which is black beyond its edges; 1 to mirror left and right; 1 to mirror top and bottom. A box spans
 less than 2^31 bytes.
 
 Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
@@ -34,7 +34,7 @@ _COLUMNS = tl.constexpr(TABLE_COLUMNS)
 
 @triton.jit
 def _weights(pixels, centres, inverse, inside):
-    """float16 weights of pixels, by how far they are from the centre of what they make."""
+    """float16 weights of source pixels, by their distance from the centre of the result pixel."""
     distance = tl.abs(pixels.to(tl.float32) + 0.5 - centres)
     weights = tl.maximum(1.0 - distance * inverse, 0.0)
     return tl.where(inside, weights, 0.0).to(tl.float16)
@@ -42,7 +42,7 @@ def _weights(pixels, centres, inverse, inside):
 
 @triton.jit
 def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
-    """The places in the box of the pixels of a tile, or of those next to them inside, on one axis: float32 [TILE]."""
+    """The centres of the pixels of a tile in box coordinates, on one axis, clamped to the box: float32 [TILE]."""
     at = tl.minimum(tile * TILE + tl.arange(0, TILE), length - 1)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
     at = tl.minimum(tl.maximum(at, 0), resized - 1)
@@ -51,7 +51,7 @@ def _centres(tile, crop, flip, length, resized, scale, TILE: tl.constexpr):
 
 @triton.jit
 def _inside(tile, crop, flip, length, resized, TILE: tl.constexpr):
-    """Which pixels of a tile are in the resized box, along one axis: bool [TILE]. The crop may reach beyond it."""
+    """Which pixels of a tile are in the resized box, on one axis: bool [TILE]. The crop may extend beyond it."""
     at = tile * TILE + tl.arange(0, TILE)
     at = tl.where(flip != 0, length - 1 - at, at) + crop
     return (at >= 0) & (at < resized)
@@ -59,7 +59,7 @@ def _inside(tile, crop, flip, length, resized, TILE: tl.constexpr):
 
 @triton.jit
 def _store(out, values, inside, factors, channel: tl.constexpr, mask, FLOAT: tl.constexpr):
-    """Whole numbers 0 to 255, normalised where the batch is one of floats; black outside."""
+    """Store values rounded to 0..255, black outside the box; normalised in a batch of floats."""
     values = tl.minimum(tl.maximum(tl.floor(values + 0.5), 0.0), 255.0)
     values = tl.where(inside, values, 0.0)
     if FLOAT:
@@ -84,8 +84,11 @@ def render_tiles(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """out: images of out_height x out_width, steps in values. factors: float32 [6], what to multiply the channels by
-    and what to add. Grid: images x tiles of TILE_Y x TILE_X."""
+    """Render the boxes of a table, described in the module.
+
+    out: images of out_height x out_width, with steps in values. factors: float32 [6], a factor for each channel, then a
+    summand for each. Grid: images x tiles of TILE_Y x TILE_X.
+    """
     tiles_x = tl.cdiv(out_width, TILE_X)
     tiles = tl.cdiv(out_height, TILE_Y) * tiles_x
     image = tl.program_id(0) // tiles
@@ -159,7 +162,7 @@ _MOVE_COLUMNS = tl.constexpr(MOVE_COLUMNS)
 
 @triton.jit
 def _tap(pixels, x, y, width, height, step_x, step_y, flip_x, flip_y, mask):
-    """The values at these columns and rows of a flipped image; 0 outside."""
+    """The values of a flipped image at columns x and rows y; 0 outside the image."""
     inside = (x >= 0) & (x < width) & (y >= 0) & (y < height) & mask
     x = tl.where(flip_x != 0, width - 1 - x, x)
     y = tl.where(flip_y != 0, height - 1 - y, y)
@@ -168,12 +171,12 @@ def _tap(pixels, x, y, width, height, step_x, step_y, flip_x, flip_y, mask):
 
 @triton.jit
 def move_tiles(table, maps, tiles, TILE_Y: tl.constexpr, TILE_X: tl.constexpr):
-    """Images moved by affine maps (`readers.augment.ops.base.map_of_halves`), uint8 [3, height, width] each.
+    """Move images by affine maps (`readers.augment.ops.base.map_of_halves`) to results uint8 [3, height, width].
 
-    A row of the table, int64: as for `render_tiles` the address, the steps and the size of the source; the address of
-    the result; (rows, columns, top, left, height, width) of `map_of_halves`; 1 to mirror the source left and right; 1
-    to mirror it top and bottom; 1 for the nearest pixel. maps: float32 [n, 6]. Grid: images x `tiles`, those of the
-    largest result.
+    A row of the table, int64: address, steps and size of the source, as for `render_tiles`; the address of the result;
+    (rows, columns, top, left, height, width) of `map_of_halves`; 1 to mirror the source left and right; 1 to mirror it
+    top and bottom; 1 for nearest sampling. maps: float32 [n, 6]. tiles: tiles of the largest result. Grid: images x
+    tiles.
     """
     image, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     entry = table + image.to(tl.int64) * _MOVE_COLUMNS
@@ -198,7 +201,7 @@ def move_tiles(table, maps, tiles, TILE_Y: tl.constexpr, TILE_X: tl.constexpr):
     y = tl.load(by + 3) * across + (tl.load(by + 4) * down + tl.load(by + 5))
     x = (x + 1.0) * (width.to(tl.float32) * 0.5) - 0.5
     y = (y + 1.0) * (height.to(tl.float32) * 0.5) - 0.5
-    # What is outside stays there, and fits into an int.
+    # Clamp to just outside the image, so that the numbers fit into int32.
     x = tl.minimum(tl.maximum(x, -2.0), width.to(tl.float32))
     y = tl.minimum(tl.maximum(y, -2.0), height.to(tl.float32))
     x = tl.where(is_nearest != 0, tl.floor(x + 0.5), x)

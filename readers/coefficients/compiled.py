@@ -1,4 +1,5 @@
-"""The compiled codec, `readers.coefficients.native`: C in the folder `_codec`, built when the package is installed."""
+"""Loads the compiled codec, `readers.coefficients.native`. Its C sources are in the folder `_codec`; it is built when
+the package is installed."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from readers.coefficients.markers import HuffmanTable
 __all__ = ["BUILD_BY_CLANG", "load_codec", "tables_of", "unsupported_reason"]
 
 _NAME = "readers.coefficients.native"
-_VERSION = 4  # of its functions, as in module.c
+_VERSION = 4  # version of its functions, as in module.c
 _KEPT_TABLES = 16
 
 
 def load_codec() -> ModuleType:
-    """The extension; its functions are described in `native.pyi`. Raises UnsupportedCpuError where it is missing."""
+    """The extension module, described in `native.pyi`. Raises UnsupportedCpuError if it cannot be loaded."""
     try:
         return _import_codec()
     except ImportError as error:
@@ -27,7 +28,7 @@ def load_codec() -> ModuleType:
         ) from error
 
 
-# A build in isolation does not see the ziglang of the environment.
+# An isolated build does not see the ziglang package of the environment.
 BUILD_BY_CLANG = (
     "pip install -U 'setuptools>=77' ziglang && pip install --no-build-isolation --force-reinstall --no-deps ."
 )
@@ -35,7 +36,7 @@ BUILD_BY_CLANG = (
 
 @cache
 def unsupported_reason() -> str:
-    """Why this installation has no compiled codec, and what would build it; "" where it has one."""
+    """Why this installation has no usable compiled codec, and how to build it; "" if it has one."""
     try:
         _import_codec()
     except ImportError as error:
@@ -61,6 +62,9 @@ def _missing_tool() -> str:
 
 @lru_cache(maxsize=_KEPT_TABLES)
 def tables_of(used: tuple[tuple[bool, HuffmanTable], ...]) -> bytes:
-    """Tables of Huffman codes as the codec reads them. used: whether each is of DC or a progressive scan; its codes."""
+    """Huffman tables in the format of the codec, one after another.
+
+    used: for each table, True if it is of DC or of a progressive scan, and the table.
+    """
     codec = load_codec()
     return b"".join(codec.build_codes(table.counts, table.symbols, is_raw) for is_raw, table in used)

@@ -1,36 +1,36 @@
-"""The bytes of an image that is kept as quantised DCT coefficients, and what is checked before they are decoded.
+"""The storage format of images as quantised DCT coefficients, and the checks before they are decoded.
 
 All numbers are little-endian. A block is 8 x 8 coefficients of one component; a row is a row of blocks. Blocks that
-only fill up an MCU are not kept.
+only pad an MCU are not stored.
 
     0    89 "DCT" 0D 0A 1A 0A
     8    uint32   CRC32C of all bytes from 12 on
     12   uint16   height, uint16 width: of the image as stored, in pixels, 1 to 65535
     16   uint8    version, 1
     17   uint8    components: 1 (grey) or 3 (Y, Cb, Cr)
-    18   uint8    how often chroma is subsampled: 16 * horizontally + vertically, each 1 or 2; 17 for grey
+    18   uint8    subsampling of chroma: 16 * horizontal + vertical factor, each 1 or 2; 17 for grey
     19   uint8    orientation, 1 to 8 (EXIF)
-    20   uint32   bytes of the whole
-    24   int16[64] for each component: what its coefficients are multiplied by, in the order WORKING
+    20   uint32   total number of bytes
+    24   int16[64] for each component: the multipliers of its coefficients, in the order WORKING
     ..   uint32   for each row of each component: the byte at which it begins; then the byte at which the last one ends
-    ..   the rows, one behind the other, component by component
+    ..   the rows, one after another, component by component
     ..   32 zero bytes, so that loads of whole words stay within the image
 
-A coefficient is low + 16 * high + 256 * top, where low and high are in -8..7. Those that are not 0 are found by masks
-of 64 bits a block, in the order SPARSE, one for the low digits and one for the high ones. A byte of a mask is a tile of
-two lines and four columns; only bytes that are not 0 are stored, and a head says which of the eight these are. The DC
-is stored apart and is in no mask. A row of n blocks is
+A coefficient is low + 16 * high + 256 * top, with low and high in -8..7. Each block has two masks of 64 bits, in the
+order SPARSE, which mark its nonzero low digits and its nonzero high digits. A byte of a mask covers a tile of two lines
+and four columns. Only nonzero bytes of a mask are stored; the bits of its head mark them. The DC is stored separately
+and is in no mask. A row of n blocks is
 
     int16[n]      DC, not as a difference
-    uint8[n]      heads of the low digits, uint8[n] heads of the high digits: bit i is byte i of the mask
+    uint8[n]      heads of the low digits, uint8[n] heads of the high digits: bit i stands for byte i of the mask
     uint8[]       the bytes of all masks of low digits, block by block; then those of high digits
-    uint8[]       low digits, two in a byte, the lower half first, block by block; then high digits. Each kind begins
-                  with a whole byte
-    4 bytes       for each coefficient that has a top digit: uint16 block in the row, uint8 place in SPARSE, int8 top;
-                  sorted by block. Up to the end of the row
+    uint8[]       low digits, two per byte, the lower half first, block by block; then high digits, which begin at a
+                  whole byte
+    4 bytes       for each coefficient with a top digit: uint16 block in the row, uint8 place in SPARSE, int8 top;
+                  sorted by block. The list ends at the end of the row
 
-So where a part of a row begins follows from counting the bits in the parts before it, and nothing but the beginnings of
-the rows can lie about the size of anything. Those are compared with the bytes that are there each time they are used.
+The position of each part of a row follows from the bit counts of the parts before it. So the only stored positions are
+those of the rows; every use checks them against the length of the data.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ TABLES_AT, TABLE_BYTES, INDEX_BYTES, TAIL_BYTES = 24, 128, 4, 32
 SUBSAMPLINGS = ((1, 1), (2, 1), (1, 2), (2, 2))
 _SUMMED_FROM = 12
 
-# Where a JPEG's coefficient k is in a block, 8 * line + column: the zigzag of T.81, figure A.6.
+# The place of coefficient k of a JPEG in a block, 8 * line + column: the zigzag of T.81, figure A.6.
 _DIAGONALS = [(i, s - i) if s % 2 == 0 else (s - i, i) for s in range(15) for i in range(s, -1, -1)]
 _ZIGZAG = np.array([8 * line + column for line, column in _DIAGONALS if line < 8 and column < 8])
 # Bit b of a mask is the place SPARSE[b] of a block: tiles of 2 lines x 4 columns, each column by column.
@@ -90,7 +90,7 @@ SPARSE = np.array(
         for line in (0, 1)
     ]
 )
-# Lines that an inverse DCT takes together; a block in the order WORKING has them interleaved, column by column.
+# Lines that an inverse DCT processes in pairs; the order WORKING interleaves the two lines of a pair, column by column.
 PAIRS = ((0, 4), (2, 6), (1, 5), (3, 7))
 WORKING = np.array([8 * line + column for pair in PAIRS for column in range(8) for line in pair])
 
@@ -100,17 +100,17 @@ def _between(wanted: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt
     return np.argsort(given)[wanted].astype(np.int64)
 
 
-SPARSE_ZIGZAG = _between(SPARSE, _ZIGZAG)  # of each bit of a mask: the number of its coefficient in a JPEG
+SPARSE_ZIGZAG = _between(SPARSE, _ZIGZAG)  # for each bit of a mask, the number of its coefficient in a JPEG
 WORKING_ZIGZAG = _between(WORKING, _ZIGZAG)
 
 
 class Shape(NamedTuple):
-    """What the header says: the size in pixels as stored, and which parts follow."""
+    """The content of the header: the size in pixels as stored, and the number and layout of the parts after it."""
 
     height: int
     width: int
     components: int
-    across: int  # how often chroma is subsampled
+    across: int  # subsampling factors of chroma
     down: int
     orientation: int
     total_bytes: int
@@ -141,12 +141,12 @@ def blocks_of(shape: Shape, component: int) -> tuple[int, int]:
 
 
 def is_coefficients(data: Buffer) -> bool:
-    """Whether bytes that a cache gives are an image of this form; nothing else of them is looked at."""
+    """Whether bytes from a cache are an image in this format; only the magic is checked."""
     return bytes(data[: len(MAGIC)]) == MAGIC
 
 
 def pack_header(shape: Shape, summed: Buffer) -> bytes:
-    """The first 24 bytes; `summed`: all bytes behind them."""
+    """The first 24 bytes of an image. summed: all bytes after them, for the checksum."""
     sampling = 16 * shape.across + shape.down
     fields = (shape.height, shape.width, VERSION, shape.components, sampling, shape.orientation, shape.total_bytes)
     head = HEADER.pack(MAGIC, 0, *fields)
@@ -154,7 +154,7 @@ def pack_header(shape: Shape, summed: Buffer) -> bytes:
 
 
 def parse_coefficients(data: Buffer) -> Shape:
-    """The header, every field of it checked against the length of `data`. Raises BadSampleError."""
+    """Parse the header, with every field checked, also against the length of `data`. Raises BadSampleError."""
     header = parse_coefficients_header(data)
     *_, sampling, _, total = HEADER.unpack_from(data)
     if divmod(sampling, 16) not in (SUBSAMPLINGS if header.components == 3 else ((1, 1),)):
@@ -170,7 +170,7 @@ def parse_coefficients(data: Buffer) -> Shape:
 
 
 def check_sum(data: Buffer, shape: Shape) -> None:
-    """Raise BadSampleError where the bytes do not have their CRC32C."""
+    """Raise BadSampleError if the CRC32C in the header is not that of the bytes."""
     expected = int.from_bytes(data[8:12], "little")
     found = crc32c(memoryview(data)[_SUMMED_FROM : shape.total_bytes])
     if found != expected:

@@ -1,9 +1,9 @@
-"""The segments of a JPEG, as far as its coefficients depend on them: frame, scans and the tables of each scan.
+"""The segments of a JPEG that its coefficients depend on: the frame, the scans, and the tables of each scan.
 
     frame ──► scans: (components, bands, bits, Huffman tables, restart interval, bytes of entropy-coded data)
 
-Source: ITU-T T.81, annexes B, F and G. What libjpeg would warn of, or what this project's coefficients cannot express,
-raises `Refused` with the reason; such an image keeps its bytes.
+Source: ITU-T T.81, annexes B, F and G. `Refused`, with the reason, is raised for an image that libjpeg would warn
+about, or that the format of `readers.coefficients.layout` cannot represent. A cache keeps these images encoded.
 """
 
 from __future__ import annotations
@@ -36,21 +36,23 @@ _segment = struct.Struct(">HH").unpack_from
 
 
 class Refused(ValueError):
-    """A JPEG whose coefficients are not kept, and why."""
+    """The coefficients of a JPEG cannot be kept; the message says why."""
 
 
 class HuffmanTable(NamedTuple):
-    """How many codes there are of 1 to 16 bits (16 bytes), and what they stand for."""
+    """The number of codes of each length from 1 to 16 bits (16 bytes), and the symbol of each code in order."""
 
     counts: bytes
     symbols: bytes
 
 
 class Scan(NamedTuple):
-    """One scan. components: numbers in the frame; dc, ac: their tables; start to stop: its entropy-coded bytes.
+    """One scan.
 
-    first to last are the coefficients in it, without their `low` lowest bits; high: what was left out before, 0 for the
-    first scan of these coefficients.
+    components: their numbers in the frame. dc, ac: the Huffman tables of each, None if the scan needs none.
+    first, last: the first and last coefficient in the scan, in zigzag order. low: number of lowest bits that the scan
+    leaves out. high: the `low` of the scan before it of these coefficients, 0 if there is none.
+    restart: the restart interval in MCUs, 0 for none. start, stop: the byte range of the entropy-coded data.
     """
 
     components: tuple[int, ...]
@@ -67,7 +69,11 @@ class Scan(NamedTuple):
 
 @dataclass
 class Frame:
-    """The image and its scans. steps: for each component 64 multipliers in the order of the JPEG."""
+    """The frame header of an image, and its scans. steps: for each component 64 multipliers, in zigzag order.
+
+    process: the low byte of the SOF marker. across, down: the sampling factors of luma. names, tables: of each
+    component, its identifier and the number of its quantisation table.
+    """
 
     process: int
     height: int
@@ -87,7 +93,7 @@ class Frame:
 
 @dataclass
 class _State:
-    """What the segments before a scan have defined."""
+    """The tables and parameters that the segments read so far define."""
 
     steps: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     huffman: dict[tuple[int, int], HuffmanTable] = field(default_factory=dict)
@@ -97,9 +103,10 @@ class _State:
 
 
 def read_markers(data: Buffer, find_marker: Callable[[int], int]) -> Frame:
-    """The frame and the scans of a JPEG, of which bytes 0 to 2 are known to be FF D8 FF. Raises Refused.
+    """Read the frame and the scans of a JPEG whose first three bytes are FF D8 FF. Raises Refused.
 
-    find_marker: the first marker other than a restart at or behind a byte; the length of `data` where there is none.
+    find_marker: returns the position of the first marker at or after a byte, restart markers excepted, or the length
+        of `data` if there is none.
     """
     state, frame, at = _State(), None, 2
     try:
@@ -127,7 +134,7 @@ def read_markers(data: Buffer, find_marker: Callable[[int], int]) -> Frame:
                 _define(state, frame, marker, bytes(data[body:end]) if marker < 0xE1 or marker == _ADOBE else b"")
             at = end
     except (struct.error, IndexError):
-        # Two bytes are left behind the last segment: the end marker, as a rule.
+        # The last segment is followed by two bytes only, normally the end marker.
         if bytes(data[at : at + 2]) != b"\xff\xd9":
             raise Refused("it is truncated") from None
     else:
@@ -157,7 +164,7 @@ def _read_frame(process: int, body: bytes) -> Frame:
 
 
 def _define(state: _State, frame: Frame | None, marker: int, body: bytes) -> None:
-    """A segment between others: tables, the restart interval, what the colours are."""
+    """Read a segment that defines tables, the restart interval, or the colour space. Raises Refused."""
     if marker == _QUANTISATION:
         if frame is not None and frame.scans:
             raise Refused("tables of quantisation that change between scans")
@@ -174,10 +181,10 @@ def _define(state: _State, frame: Frame | None, marker: int, body: bytes) -> Non
         raise Refused(f"a segment FF{marker:02X}")
 
 
-# The segments of most images are those of another one.
+# Most images have the same table segments as another image.
 @lru_cache(maxsize=_KEPT_SEGMENTS)
 def _read_quantisation(body: bytes) -> dict[int, npt.NDArray[np.int64]]:
-    """Multipliers, 64 of them, by the number of their table. Raises Refused."""
+    """The multipliers of each table, int64 [64], by table number. Raises Refused."""
     found: dict[int, npt.NDArray[np.int64]] = {}
     at = 0
     while at < len(body):
@@ -194,7 +201,7 @@ def _read_quantisation(body: bytes) -> dict[int, npt.NDArray[np.int64]]:
 
 @lru_cache(maxsize=_KEPT_SEGMENTS)
 def _read_huffman(body: bytes) -> dict[tuple[int, int], HuffmanTable]:
-    """Tables by kind, 0 for DC and 1 for AC, and number. Raises Refused."""
+    """The tables by (kind, number); the kind is 0 for DC and 1 for AC. Raises Refused."""
     found: dict[tuple[int, int], HuffmanTable] = {}
     at = 0
     while at < len(body):
@@ -209,7 +216,7 @@ def _read_huffman(body: bytes) -> dict[tuple[int, int], HuffmanTable]:
 
 
 def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, stop: int) -> None:
-    """Add the scan whose header is from `body` to `end` and whose data ends at `stop`."""
+    """Add the scan with its header in bytes `body` to `end` and its data in `end` to `stop`. Raises Refused."""
     header = bytes(data[body:end])
     count = header[0]
     if not 1 <= count <= frame.components or len(header) != 4 + 2 * count:
@@ -234,7 +241,7 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, s
     ac = tuple(_table(state, 1, one[1]) if needs_ac else None for one in selectors)
     if stop == len(data):
         raise Refused("it is truncated")
-    while stop > end and data[stop - 1] == 0xFF:  # any number of them may come before a marker
+    while stop > end and data[stop - 1] == 0xFF:  # any number of FF may come before a marker
         stop -= 1
     if not frame.scans:
         frame.steps = [_steps(state, number) for number in frame.tables]
@@ -242,14 +249,17 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, s
 
 
 def _table(state: _State, kind: int, number: int) -> HuffmanTable:
-    """A Huffman table that is a prefix code. kind: 0 for DC, whose symbols are sizes up to 15; 1 for AC."""
+    """A Huffman table, checked to be a prefix code. Raises Refused.
+
+    kind: 0 for DC, with sizes up to 15 as symbols; 1 for AC.
+    """
     table = state.huffman.get((kind, number))
     if table is None:
         raise Refused("a scan without its Huffman table")
     code = 0
     for bits, count in enumerate(table.counts, 1):
         code += count
-        if count and code >= 1 << bits:  # a code of ones alone is not allowed
+        if count and code >= 1 << bits:  # T.81 does not allow a code of only ones
             raise Refused("a Huffman table that is not a code")
         code <<= 1
     if len(table.symbols) > 256 or (kind == 0 and max(table.symbols, default=0) > 15):
@@ -268,7 +278,7 @@ def _steps(state: _State, number: int) -> npt.NDArray[np.int64]:
 
 
 def _check_colours(frame: Frame, state: _State) -> None:
-    """Raise Refused unless libjpeg takes the components for grey, or for Y, Cb and Cr."""
+    """Raise Refused unless libjpeg interprets the components as grey, or as Y, Cb and Cr."""
     if frame.components == 3:
         is_rgb = state.adobe == 0 or (not state.is_jfif and state.adobe < 0 and frame.names == _RGB_NAMES)
         if is_rgb or state.adobe > 1:
@@ -276,13 +286,11 @@ def _check_colours(frame: Frame, state: _State) -> None:
 
 
 def _check_coverage(frame: Frame) -> None:
-    """Raise Refused unless the scans give every bit of every coefficient once, in an order without warnings.
-
-    libjpeg smooths the blocks of progressive images that are not complete.
-    """
+    """Raise Refused unless the scans contain every bit of every coefficient once, in an order that libjpeg accepts
+    without a warning. libjpeg smooths the blocks of incomplete progressive images, so their pixels would differ."""
     if not frame.is_progressive and len(frame.scans) == 1 and len(frame.scans[0].components) == frame.components:
         return
-    known = np.full((frame.components, _COEFFICIENTS), -1)  # the lowest bit that is known of each coefficient
+    known = np.full((frame.components, _COEFFICIENTS), -1)  # the lowest known bit of each coefficient, -1 for none
     for scan in frame.scans:
         for component in scan.components:
             band = known[component, scan.first : scan.last + 1]

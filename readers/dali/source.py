@@ -1,32 +1,34 @@
-"""The bytes of each batch of a DALI pipeline: a function of DALI's (epoch, iteration) and nothing else.
+"""External sources for DALI pipelines: each batch is a pure function of DALI's (epoch, iteration).
 
 DALI calls a source with the number of the batch, several batches ahead, from several processes, again after a restored
-checkpoint, and past the end of an epoch. So a source has no state: DALI's epoch e is epoch `feed.start.epoch` + e of
-the order, and only the first begins at a cursor. Every call past the end of an epoch raises StopIteration.
+checkpoint, and past the end of an epoch. So a source has no state. DALI's epoch e is epoch `feed.start.epoch` + e of
+the order, and only the first one begins at a cursor. Every call past the end of an epoch raises StopIteration.
 
 A batch of n samples consists of, in this order:
 
-    encoded   n arrays uint8 [bytes], views of the reader's memory: nothing is copied in this process
-    label     int64 [n, 1], -1 without one
+    encoded   n arrays uint8 [bytes], views of the memory of the reader: nothing is copied in this process
+    label     int64 [n, 1], -1 for none
 
-and where the source has a list of `readers.augment` ops, what they do to each image, drawn by (seed, epoch, position):
+With a list of `readers.augment` ops, a batch also has their parameters for each image, drawn by (seed, epoch,
+position):
 
     box       int64 [n, 4]    top, left, height, width in the upright image; only if some op crops before the resize
-    resized   float32 [n, 4]  height, width it is resized to; the final crop's position in the margin, 0..1 (y, x), or
-                              in pixels, where crops may reach beyond the image
+    resized   float32 [n, 4]  height and width of the resized box; the position (y, x) of the final crop in its margin,
+                              0..1, or in pixels if crops may extend beyond the image
     flips     int32 [n, 2]    left and right, top and bottom
-    step      float32 [n, k]  for each op on pixels, what `Op.dali_parameters` gives
+    step      float32 [n, k]  for each op on pixels, the result of `Op.dali_parameters`
 
-once for each part of the list (`readers.augment.recipe`). In parts before the last `resized` is [n, 6], the crop in
-pixels, and its height and width; it and `flips` are there only where the part resizes, crops or flips. In the last part
-height and width of the crop follow where batches differ in them (`ResizeToBucket`); in a batch all are the same.
+These columns occur once for each part of the list (`readers.augment.recipe`). In parts before the last, `resized` is
+[n, 6], with the position of the crop in pixels and its height and width; `resized` and `flips` are only sent if the
+part resizes, crops or flips. In the last part, the height and width of the crop are appended if they differ between
+batches (`ResizeToBucket`); they are the same for all images of a batch.
 
-Where bad samples are skipped or replaced:
+If bad samples are skipped or replaced, the last column is
 
-    row       int64 [n, 1]    which samples these are
+    row       int64 [n, 1]    the rows of the samples
 
-The memory behind `encoded` must not change until DALI has used it. A reader does not reuse memory that is referred to,
-so the source keeps the arrays of the batches that DALI may have under way.
+The memory of `encoded` must not change until DALI has used it. A reader does not reuse memory with references to it,
+so the source keeps the arrays of all batches that DALI may still use.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ from readers.reader import Reader
 from readers.table import Buffer, ImageInfo, upright_sides
 
 DECODER = "dali"  # named in resume tokens
-# What only our own decoder decodes.
+# Media that only the decoder of this package decodes.
 _FOREIGN = {
     **{media: f"DALI does not decode {media.upper()} images" for media in ("gif", "avif", "heif", "jxl")},
     "pixels": "its bytes are pixels, which DALI does not take: have readers.cached keep 'encoded' or 'recoded:…'",
@@ -71,7 +73,7 @@ _FOREIGN_CODES = [MEDIA.index(media) for media in _FOREIGN]
 
 
 class _Samples(NamedTuple):
-    """The samples of a batch: their rows, their encoded images, and what the ops do to each."""
+    """The samples of a batch: their rows, their encoded images, and the plan of the ops for them."""
 
     rows: Int64s
     data: list[Buffer]
@@ -79,11 +81,14 @@ class _Samples(NamedTuple):
 
 
 class Source:
-    """The batches of one rank. Immutable, pickles, may be shared. Arguments as those of `readers.loader.ImageLoader`.
+    """The batches of one rank. Immutable, so it can be pickled and shared.
 
-    augment: ops whose outcome becomes part of each batch; `pipeline` refuses those that DALI does not execute.
-    on_error: "raise"; "skip" (smaller batches; DALI takes no empty batch, so one of bad samples alone is an error); or
-        "substitute" (another sample). With the last two every image's header and end are checked before DALI gets it.
+    The arguments are those of `readers.loader.ImageLoader`, except:
+
+    augment: ops; their parameters become part of each batch. `pipeline` refuses ops that DALI cannot execute.
+    on_error: "raise"; "skip" (smaller batches; a batch of only bad samples is an error, because DALI does not accept
+        empty batches); or "substitute" (another sample). With "skip" and "substitute", the header and the end of every
+        image are checked before DALI gets it.
 
     Raises ValueError.
     """
@@ -116,39 +121,40 @@ class Source:
 
     # --- where it begins ------------------------------------------------------------------------------------------
     def over(self, feed: Feed) -> Source:
-        """The same source of another feed."""
+        """A copy of the source over another feed."""
         other = copy.copy(self)
         other.feed = feed
         return other
 
     def resumed(self, state: Mapping[str, Any]) -> Source:
-        """The source that continues where `state` was taken, by this one or by an ImageLoader, on any number of ranks.
+        """A source that continues from the position of `state`, on any number of ranks.
 
-        Raises ResumeError for a state of another set or another kind of order; warns where another decoder made it.
+        state: from `state_after`, or of an ImageLoader. Raises ResumeError for a state of another set or another kind
+        of order; warns if the state is of another decoder.
         """
         return self.over(self.feed.resumed(state))
 
     def state_after(self, epoch: int, steps: int) -> dict[str, Any]:
-        """The state after `steps` batches, on every rank, of DALI's epoch `epoch`: what `resumed` takes."""
+        """The state for `resumed` after `steps` batches, on every rank, of DALI's epoch `epoch`."""
         return self.feed.token(self.feed.or_next(self.feed.after(steps, self._number(epoch))))
 
     def without(self, undecodable: Mapping[int, str]) -> Source:
-        """The same source, for which these rows are bad, and why: DALI failed on them."""
+        """A copy of the source that treats these rows as bad samples. undecodable: why DALI failed on each row."""
         other = copy.copy(self)
         other.undecodable = {**self.undecodable, **undecodable}
         return other
 
     # --- batches --------------------------------------------------------------------------------------------------
     def steps(self, epoch: int = 0) -> int:
-        """Steps of DALI's epoch `epoch`, the same number on every rank."""
+        """Number of steps of DALI's epoch `epoch`, the same on every rank."""
         return self.feed.steps(self._number(epoch))
 
     def batches(self, epoch: int = 0) -> int:
-        """Steps in which this rank has samples: with tail="exact" it may have none in the last."""
+        """Number of steps in which this rank has samples; with tail="exact" it may have none in the last step."""
         return self.feed.batches(self._number(epoch))
 
     def samples_of(self, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        """(positions, rows) of a batch, int64 [n] each. Raises StopIteration from the end of the epoch on."""
+        """(positions, rows) of a batch, int64 [n] each. Raises StopIteration past the end of the epoch."""
         try:
             positions, rows = self.feed.rows(self._number(epoch), step)
         except IndexError:
@@ -158,17 +164,19 @@ class Source:
         return positions, rows
 
     def batch(self, epoch: int, step: int) -> tuple[Any, ...]:
-        """A batch as described at the top of this module. Raises StopIteration, BadSampleError, and what readers do."""
+        """A batch in the form that the module describes. Raises StopIteration, BadSampleError, and reader errors."""
         return self._parts(self._read(epoch, *self.samples_of(epoch, step)))
 
     def images(self, epoch: int, step: int) -> Iterator[tuple[int, Buffer]]:
-        """(row, encoded image) of a batch. Raises as `batch` does."""
+        """(row, encoded image) for each sample of a batch. Raises as `batch` does."""
         samples = self._read(epoch, *self.samples_of(epoch, step))
         return zip(samples.rows.tolist(), samples.data, strict=True)
 
     def sample(self, epoch: int, step: int, row: int) -> tuple[Any, ...]:
-        """One row of a batch. Raises as `batch` does, and StopIteration from the first batch on that is not full: where
-        DALI asks for single samples it expects full batches."""
+        """One sample of a batch; row: its place in the batch. Raises as `batch` does.
+
+        Also raises StopIteration from the first partial batch on, because DALI expects full batches of single samples.
+        """
         positions, rows = self.samples_of(epoch, step)
         if len(positions) < self.feed.batch_size:
             raise StopIteration
@@ -176,7 +184,7 @@ class Source:
         return tuple(part[0] for part in parts)
 
     def kept(self, epoch: int, step: int, returned: Int64s) -> Int64s:
-        """Which samples of a batch a pipeline returned, as they are or replaced: their places in it, int64 [n].
+        """The places, int64 [n], of the samples of a batch that a pipeline returned, replaced ones included.
 
         returned: the rows that it returned.
         """
@@ -191,7 +199,7 @@ class Source:
         return np.array(places, np.int64)
 
     def bad_samples_of(self, epoch: int, step: int, returned: Int64s) -> list[BadSample]:
-        """The samples of a batch that were skipped or replaced. returned: its rows as a pipeline returned them."""
+        """The samples of a batch that were skipped or replaced. returned: the rows that a pipeline returned."""
         positions, rows = self.samples_of(epoch, step)
         kept = self.kept(epoch, step, returned)
         missing = np.setdiff1d(np.arange(len(rows)), kept[rows[kept] == returned]).tolist()
@@ -207,7 +215,7 @@ class Source:
         ]
 
     def plan(self, epoch: int, positions: Int64s, rows: Int64s) -> tuple[ImageInfo | None, Plan | None]:
-        """Header facts of some samples, and what the ops do to each. Reads headers, where there are ops."""
+        """The header values of some samples and the plan of the ops for them; (None, None) without ops."""
         if self.recipe is None:
             return None, None
         info = self.feed.reader.image_info(rows)
@@ -216,7 +224,7 @@ class Source:
 
     # --- inside ---------------------------------------------------------------------------------------------------
     def _number(self, epoch: int) -> int:
-        """DALI's epoch as the order counts it."""
+        """The number of DALI's epoch in the order."""
         return self.feed.start.epoch + epoch
 
     def _parts(self, samples: _Samples) -> tuple[Any, ...]:
@@ -226,7 +234,7 @@ class Source:
         return (arrays, labels, *columns, *(() if self.on_error == "raise" else (samples.rows.reshape(-1, 1),)))
 
     def _read(self, epoch: int, positions: Int64s, rows: Int64s) -> _Samples:
-        """These samples; bad ones are left out or replaced. Raises BadSampleError."""
+        """Read these samples; bad ones are left out or replaced. Raises BadSampleError."""
         data = list(self.feed.read(rows))
         faults, plan = self._examine(epoch, positions, rows, data)
         if not faults:
@@ -247,7 +255,7 @@ class Source:
         return _Samples(rows, settled.values, self.plan(epoch, positions, rows)[1])
 
     def _check_shapes(self, rows: Int64s, plan: Plan | None) -> None:
-        """Raise BadSampleError for a batch whose images would differ in size."""
+        """Raise BadSampleError for a batch with results of different sizes."""
         if plan is None or self.recipe is None or self.recipe.out_size is not None:
             return
         shapes = np.stack([plan.boxes.out_height, plan.boxes.out_width], axis=1)
@@ -262,7 +270,7 @@ class Source:
             )
 
     def _read_one(self, epoch: int, row: int, position: int) -> Buffer:
-        """The image of a row, if nothing is wrong with it at this position. Raises BadSampleError."""
+        """The image of a row at this position. Raises BadSampleError if the sample is bad."""
         rows = np.array([row], np.int64)
         (data,) = self.feed.read(rows)
         faults, _ = self._examine(epoch, np.array([position], np.int64), rows, [data])
@@ -273,7 +281,7 @@ class Source:
     def _examine(
         self, epoch: int, positions: Int64s, rows: Int64s, data: Sequence[Buffer | Exception]
     ) -> tuple[dict[int, Exception], Plan | None]:
-        """What is wrong with some of these samples, by their place here; and what the ops do to each."""
+        """The errors of the bad ones of these samples, by place; and the plan of the ops for all of them."""
         info, plan = self.plan(epoch, positions, rows)
         faults: dict[int, Exception] = {}
         reasons: dict[int, str] = {}
@@ -290,7 +298,7 @@ class Source:
                 reasons.setdefault(i, _FOREIGN[MEDIA[info.media[i]]])
             for i, error in plan.boxes.bad.items():
                 reasons.setdefault(i, str(error))
-            # The box of an image is that of the upright one; DALI turns by EXIF, and by nothing else.
+            # Boxes are of upright images, and DALI turns images by EXIF only.
             for i in np.flatnonzero(info.orientation > 1).tolist():
                 one = data[i]
                 if not isinstance(one, Exception) and exif_orientation(one) != info.orientation[i]:
@@ -303,9 +311,9 @@ class Source:
 
 
 class BatchSource:
-    """What `fn.external_source(…, batch=True, batch_info=True)` calls: whole batches.
+    """A callable for `fn.external_source(…, batch=True, batch_info=True)` that returns whole batches.
 
-    kept: batches that DALI may have under way, whose memory is kept. Pickles without them.
+    kept: number of batches whose memory is kept because DALI may still use it; they are not pickled.
     """
 
     def __init__(self, source: Source, kept: int = 0) -> None:
@@ -323,7 +331,7 @@ class BatchSource:
 
 
 class SampleSource(BatchSource):
-    """What `fn.external_source(…, batch=False)` calls: samples one by one, each perhaps in another process."""
+    """A callable for `fn.external_source(…, batch=False)` that returns single samples, in any process."""
 
     def __init__(self, source: Source, kept: int = 0) -> None:
         super().__init__(source, kept * source.feed.batch_size)
@@ -336,9 +344,9 @@ class SampleSource(BatchSource):
 
 
 def refusal(data: Buffer) -> str:
-    """Why DALI fails on an image, by its header and its end; "" where it does not.
+    """Why DALI fails on an image, as far as its header and its end show; "" if they are valid.
 
-    Damage between the two shows only when the image is decoded.
+    Damage between header and end is only found by decoding.
     """
     try:
         media = parse_header(data).media
@@ -354,7 +362,7 @@ def refusal(data: Buffer) -> str:
 
 
 def has_size(part: Part) -> bool:
-    """Whether `resized` is sent for a part: DALI warns of outputs that no node takes."""
+    """Whether `resized` is sent for a part; DALI warns about unused outputs."""
     return part.last or part.interpolation is not None or part.crops_result
 
 
@@ -364,7 +372,7 @@ def has_flips(part: Part) -> bool:
 
 
 def _plan_columns(plan: Plan, recipe: Recipe) -> tuple[npt.NDArray[Any], ...]:
-    """What happens to each image of a batch, part by part, as described at the top of this module."""
+    """The columns of a plan, part by part, as the module describes them."""
     columns: list[npt.NDArray[Any]] = []
     for made, part in zip((*plan.before, plan), recipe.parts, strict=True):
         b = made.boxes

@@ -1,7 +1,4 @@
-"""What part of an image to decode, the memory to decode it into, and pixels as seen, by EXIF orientation.
-
-Any part of an image that a cache has decoded (`readers.headers.base`) is a view of it.
-"""
+"""The region of an image to decode, scratch memory for decoding, checks of headers, and EXIF orientation of pixels."""
 
 from __future__ import annotations
 
@@ -38,10 +35,10 @@ _PROCESSES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC9, 0xCA)
 class Region(NamedTuple):
     """A box of an upright image (EXIF orientation applied), in pixels, at 1/reduce of its size.
 
-    reduce is 1, 2, 4 or 8. top and left are multiples of it; height and width are too, except where the box ends at
-    the edge of the image. The decoded box has ceil(height / reduce) rows and ceil(width / reduce) columns.
-    coarse: colour that a JPEG stores at half the size may be repeated instead of interpolated, which is quicker and
-    hardly seen where the box is then made half as large or less.
+    reduce is 1, 2, 4 or 8. top and left are multiples of it, and so are height and width unless the box ends at the
+    edge of the image. The decoded box has ceil(height / reduce) rows and ceil(width / reduce) columns.
+    coarse: subsampled chroma of a JPEG may be repeated instead of interpolated. This is faster, and hardly visible if
+    the decoded box is then resized to half its size or less.
     """
 
     top: int
@@ -53,9 +50,9 @@ class Region(NamedTuple):
 
 
 class Scratch:
-    """Memory of one thread, used for one image after another: each overwrites what was decoded before.
+    """Memory of one thread for decoding; each image overwrites the one before it.
 
-    Up to 64 MiB of each kind are kept; an image that needs more gets separate memory.
+    Up to 64 MiB each are kept for encoded data and for pixels; a larger image gets separate memory.
     """
 
     __slots__ = ("_encoded", "_pixels")
@@ -80,13 +77,14 @@ class Scratch:
 
 
 def _enlarged(memory: bytearray, size: int) -> bytearray:
-    """The memory itself, or new memory in whole MiB where it is too small."""
+    """The memory itself, or new memory of whole MiB if it is too small."""
     return memory if len(memory) >= size else bytearray(-(-size // (1 << 20)) << 20)
 
 
 def check_header(header: ImageHeader, size: tuple[int, int] | None = None) -> None:
-    """Raise BadSampleError for an image that is not of the upright (height, width) in the index, or so large that
-    decoding it could exhaust the machine.
+    """Raise BadSampleError for an image of more than MAX_PIXELS pixels, or of another size than in the index.
+
+    size: the upright (height, width) in the index, None if unknown.
     """
     if size is not None and header.upright_size != size:
         found = header.upright_size
@@ -96,9 +94,10 @@ def check_header(header: ImageHeader, size: tuple[int, int] | None = None) -> No
 
 
 def readable_frame(data: Buffer, size: tuple[int, int] | None = None) -> tuple[ImageHeader, int]:
-    """The header of an image, and the byte of a JPEG that holds its height, 0 for others.
+    """The header of an image, and the position of the height in a JPEG, 0 for other media.
 
-    Raises BadSampleError for what no decoder here takes, and for another upright (height, width) than `size`.
+    Raises BadSampleError for an image that no decoder here supports, and for another upright (height, width) than
+    `size`.
     """
     header, frame = read_frame(data)
     check_header(header, size)
@@ -108,10 +107,10 @@ def readable_frame(data: Buffer, size: tuple[int, int] | None = None) -> tuple[I
 
 
 def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
-    """Raise BadSampleError for a JPEG that neither TurboJPEG nor Pillow takes.
+    """Raise BadSampleError for a JPEG that neither TurboJPEG nor Pillow supports.
 
-    Other than 8 bits a sample, which the frame states before its height at `frame`; two components; hierarchical
-    JPEGs, and lossless ones of arithmetic coding.
+    These are JPEGs of other than 8 bits per sample, of two components, hierarchical JPEGs, and lossless JPEGs with
+    arithmetic coding. frame: the position of the height; the byte before it is the number of bits.
     """
     bits = data[frame - 1]
     if bits != _BITS:
@@ -123,7 +122,7 @@ def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
 
 
 def has_clean_header(source: Any) -> bool:
-    """Whether libjpeg reports nothing for a JPEG before its pixels: TurboJPEG decodes no others."""
+    """Whether libjpeg reads the header of a JPEG without a warning; TurboJPEG decodes no other JPEGs."""
     try:
         simplejpeg.decode_jpeg_header(source, strict=True)
     except ValueError:
@@ -132,10 +131,10 @@ def has_clean_header(source: Any) -> bool:
 
 
 def upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
-    """Pixels [height, width, channels], or [height, width], as seen: a view, perhaps with negative strides.
+    """The upright pixels for an EXIF orientation, as a view that may have negative strides.
 
-    Source: EXIF 2.32, tag 0x0112. The numbers 2 to 4 mirror or turn by 180 degrees; 5 to 8 exchange rows and columns as
-    well.
+    pixels: [height, width, channels] or [height, width]. Source: EXIF 2.32, tag 0x0112. Orientations 2 to 4 mirror or
+    rotate by 180 degrees; 5 to 8 also exchange rows and columns.
     """
     if orientation >= 5:
         pixels = pixels.swapaxes(0, 1)
@@ -145,27 +144,28 @@ def upright(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
 
 
 def pixels_of(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
-    """The pixels behind the header of decoded ones, uint8 [height, width, 3]: a view, read-only where `data` is."""
+    """The pixels of an image that a cache stores decoded, uint8 [height, width, 3]: a view of `data`, after its
+    header, and read-only if `data` is."""
     count = header.height * header.width * 3
     return np.frombuffer(data, np.uint8, count, PIXELS_HEADER_BYTES).reshape(header.height, header.width, 3)
 
 
 def with_header(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Pixels, uint8 [height, width, 3], as an image that `decode_image` takes."""
+    """The image of these pixels, uint8 [height, width, 3], with a header, for `decode_image`."""
     height, width, _ = pixels.shape
     return pixels_header(height, width) + pixels.tobytes()
 
 
 def lent(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The same pixels, marked writable for a library that takes no others and will only read; writing would fault.
+    """A view of the pixels that is marked writable, for a library that only reads them; a write can crash the process.
 
-    torch warns of a read-only array even where it does not write to it.
+    torch warns about a read-only array even if it does not write to it.
     """
     return pixels if pixels.flags.writeable else np.asarray(_Lent(pixels))
 
 
 class _Lent:
-    """An array under other flags, kept alive for as long as a view of it is."""
+    """An array interface marked writable; keeps its array alive as long as a view of it exists."""
 
     def __init__(self, pixels: npt.NDArray[np.uint8]) -> None:
         self._pixels = pixels

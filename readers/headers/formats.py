@@ -1,5 +1,7 @@
-"""The headers of formats that are chains of chunks: PNG, WebP and GIF. The chain is followed to its end, which a
-truncated file lacks; the pixels are not looked at. Bytes after the end are legal.
+"""Parsers for the headers of PNG, WebP, GIF, JPEG and TIFF.
+
+PNG, WebP and GIF are chains of chunks. Their parsers follow the chain to its end, which a truncated file lacks, without
+reading the pixels. Bytes after the end are legal.
 
 PNG (W3C, third edition, 5 and 11), big-endian:
 
@@ -11,9 +13,9 @@ PNG (W3C, third edition, 5 and 11), big-endian:
     iTXt          keyword, 0, uint8 compressed, uint8 0, language, 0, keyword translated, 0, text in UTF-8
 
 Components are the channels of the colour type: grey 1, RGB 3, palette 1, grey with alpha 2, RGB with alpha 4;
-transparency by tRNS adds none. Only IHDR's CRC is checked. The orientation is that of eXIf, or else of the text "Raw
-profile type exif" (three lines, then EXIF in hexadecimal: ImageMagick's), or else of XMP in the text
-"XML:com.adobe.xmp"; of several, the last one counts, as in Pillow.
+transparency by tRNS adds none. Only the CRC of IHDR is checked. The orientation is that of eXIf, or else of the text
+"Raw profile type exif" (written by ImageMagick: three lines, then EXIF in hexadecimal), or else of XMP in the text
+"XML:com.adobe.xmp"; the last of several counts, as in Pillow.
 
 WebP (RFC 9649 and RFC 6386, 9.1), little-endian:
 
@@ -34,8 +36,8 @@ GIF (GIF89a specification, 1990), little-endian:
                   3B                                                                            trailer
     sub-blocks    uint8 n, n bytes; n = 0 ends them
 
-The size is that of the screen, or of the first image where that is larger; components is 1, the palette index. Any byte
-of the pixels may equal the trailer, so all blocks are followed, one step per 255 bytes.
+The size is that of the screen, or the extent of the first image if that is larger; components is 1, the palette index.
+Any byte of the pixels may equal the trailer, so the parser follows all blocks, one step per 255 bytes.
 """
 
 from __future__ import annotations
@@ -52,14 +54,14 @@ import numpy as np
 from cache.errors import BadSampleError
 from readers.headers.base import Buffer, ImageHeader, RefusedImageError, bad, check_size, truncated, unpack
 
-PNG_BITS = 24  # the byte that says how many bits a value has
+PNG_BITS = 24  # position of the number of bits per value
 _PNG_COMPONENTS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
-# A million of 8 kB, the smallest IDAT in common use, are 8 GB.
+# A million chunks of 8 kB, the smallest common size of IDAT, are 8 GB.
 _MAX_PNG_CHUNKS = 1 << 20
 _PNG_TEXTS = (b"tEXt", b"zTXt", b"iTXt")
 _EXIF, _RAW_EXIF, _XMP = b"exif", b"Raw profile type exif", b"XML:com.adobe.xmp"
 _LONGEST_KEYWORD = 80
-_MAX_TEXT_BYTES = 1 << 20  # Pillow's limit, above which it refuses the image
+_MAX_TEXT_BYTES = 1 << 20  # Pillow refuses an image with a longer text
 _PNG_FIRST = struct.Struct(">I4sIIBB3xI")
 _PNG_CHUNK = struct.Struct(">I4s")
 _PNG_FRAMES = struct.Struct(">I")
@@ -81,9 +83,9 @@ _GIF_IMAGE_FLAGS, _GIF_IMAGE_BYTES = 9, 10
 
 
 def parse_png(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
-    """The header of a PNG, whose signature has been seen; raises BadSampleError.
+    """Parse the header of a PNG; the caller has checked its signature. Raises BadSampleError.
 
-    exif_only: take the orientation from eXIf alone, and from no text.
+    exif_only: take the orientation only from eXIf, not from texts.
     """
     length, kind, width, height, _bits, colour, crc = unpack("png", _PNG_FIRST, data, 8)
     if kind != b"IHDR" or length != 13:
@@ -99,7 +101,7 @@ def parse_png(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     for kind, start, stop in _png_chunks(data):
         if kind == b"IDAT":
             has_pixels = True
-        elif kind == b"IHDR":  # decoders differ in which of the two sizes they take
+        elif kind == b"IHDR":  # decoders differ in the IHDR that they use
             raise RefusedImageError(str(bad("png", start - _PNG_CHUNK.size, "one chunk IHDR", "a second one")))
         elif kind == b"eXIf":
             metadata[_EXIF] = kind, start, stop
@@ -114,7 +116,7 @@ def parse_png(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
 
 
 def png_frames(data: Buffer) -> int:
-    """What acTL says, which comes before the pixels (11.3.6.1); 1 without it."""
+    """The number of frames in acTL, which comes before the pixels (11.3.6.1); 1 without acTL."""
     for kind, start, _ in _png_chunks(data):
         if kind == b"acTL":
             return int(unpack("png", _PNG_FRAMES, data, start)[0])
@@ -141,7 +143,10 @@ def _png_chunks(data: Buffer) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _png_orientation(data: Buffer, metadata: dict[bytes, tuple[bytes, int, int]]) -> int:
-    """The orientation by chunks found by their keyword: (type, first byte of the contents, byte after them)."""
+    """The orientation from the metadata chunks of a PNG.
+
+    metadata: for each keyword, (type, first byte of the contents, byte after them) of its chunk.
+    """
     rotated = 0
     if _EXIF in metadata:
         rotated = orientation(data, *metadata[_EXIF][1:])
@@ -158,7 +163,7 @@ def _png_orientation(data: Buffer, metadata: dict[bytes, tuple[bytes, int, int]]
 
 
 def _text(data: Buffer, kind: bytes, start: int, stop: int) -> bytes:
-    """The text of a chunk of this type after its keyword; empty where it is damaged or a decompression bomb."""
+    """The text after the keyword of a chunk of this type; empty if it is damaged or a decompression bomb."""
     text = bytes(data[start:stop])
     packed = kind == b"zTXt"
     if packed:
@@ -179,9 +184,9 @@ def _text(data: Buffer, kind: bytes, start: int, stop: int) -> bytes:
 
 
 def parse_webp(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
-    """The header of a WebP, whose RIFF and WEBP have been seen; raises BadSampleError.
+    """Parse the header of a WebP; the caller has checked RIFF and WEBP. Raises BadSampleError.
 
-    exif_only: take the orientation from the EXIF chunk alone, and not from XMP.
+    exif_only: take the orientation only from the EXIF chunk, not from XMP.
     """
     end = 8 + unpack("webp", _RIFF, data, 0)[0]
     if end > len(data):
@@ -206,13 +211,13 @@ def parse_webp(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
 
 
 def webp_frames(data: Buffer) -> int:
-    """Frames of an animation; 0 for a still image."""
+    """The number of frames of an animation; 0 for a still image."""
     end = min(len(data), 8 + unpack("webp", _RIFF, data, 0)[0])
     return sum(kind == b"ANMF" for kind, _, _ in _webp_chunks(data, end))
 
 
 def _webp_chunks(data: Buffer, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """(type, first byte of the contents, byte after them) of one chunk or more up to `end`."""
+    """(type, first byte of the contents, byte after them) of each chunk up to `end`, at least one."""
     at = _WEBP_FIRST
     while at < end or at == _WEBP_FIRST:
         kind, length = unpack("webp", _WEBP_CHUNK, data, at)
@@ -224,7 +229,7 @@ def _webp_chunks(data: Buffer, end: int) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _lossy(data: Buffer, at: int) -> tuple[int, int, int]:
-    """Height, width and components of the chunk VP8 whose contents begin at byte `at`."""
+    """(height, width, components) in a VP8 chunk with contents from byte `at`."""
     tag, code, width, height = unpack("webp", _LOSSY, data, at)
     if tag & 1 or code != b"\x9d\x01\x2a":
         raise bad("webp", at, "a key frame, 9D012A", f"tag {tag:02X}, {code.hex().upper()}")
@@ -232,7 +237,7 @@ def _lossy(data: Buffer, at: int) -> tuple[int, int, int]:
 
 
 def _lossless(data: Buffer, at: int) -> tuple[int, int, int]:
-    """Height, width and components of the chunk VP8L whose contents begin at byte `at`."""
+    """(height, width, components) in a VP8L chunk with contents from byte `at`."""
     signature, bits = unpack("webp", _LOSSLESS, data, at)
     if signature != 0x2F:
         raise bad("webp", at, "the lossless signature 2F", f"{signature:02X}")
@@ -240,7 +245,7 @@ def _lossless(data: Buffer, at: int) -> tuple[int, int, int]:
 
 
 def _extended(data: Buffer, at: int) -> tuple[int, int, int]:
-    """Height, width and components of the chunk VP8X whose contents begin at byte `at`."""
+    """(height, width, components) in a VP8X chunk with contents from byte `at`."""
     flags, low_width, high_width, low_height, high_height = unpack("webp", _EXTENDED, data, at)
     return 1 + (high_height << 16 | low_height), 1 + (high_width << 16 | low_width), 4 if flags & 0x10 else 3
 
@@ -252,7 +257,7 @@ _WEBP_SIZES = {b"VP8 ": _lossy, b"VP8L": _lossless, b"VP8X": _extended}
 
 
 def parse_gif(data: Buffer) -> ImageHeader:
-    """The header of a GIF, whose signature has been seen; raises BadSampleError."""
+    """Parse the header of a GIF; the caller has checked its signature. Raises BadSampleError."""
     width, height, _ = unpack("gif", _GIF_SCREEN, data, 0)
     first, *_ = _gif_images(data)
     left, top, columns, rows = unpack("gif", _GIF_PLACE, data, first)
@@ -262,7 +267,7 @@ def parse_gif(data: Buffer) -> ImageHeader:
 
 
 def gif_frames(data: Buffer) -> int:
-    """Images up to the trailer, or to the damage."""
+    """The number of images up to the trailer, or up to the first damage."""
     count = 0
     try:
         for _ in _gif_images(data):
@@ -273,7 +278,7 @@ def gif_frames(data: Buffer) -> int:
 
 
 def _gif_images(data: Buffer) -> Iterator[int]:
-    """The byte at which each image begins, one or more, up to the trailer."""
+    """The start byte of each image up to the trailer, at least one. Raises BadSampleError."""
     at = _GIF_SCREEN.size + _palette_bytes(unpack("gif", _GIF_SCREEN, data, 0)[2])
     has_images = False
     try:
@@ -297,13 +302,13 @@ def _palette_bytes(flags: int) -> int:
 
 
 def _after_sub_blocks(data: Buffer, at: int) -> int:
-    """The byte after the sub-blocks that begin at byte `at`; IndexError where they do not end."""
+    """The byte after the sub-blocks from byte `at`. Raises IndexError if they do not end."""
     while length := data[at]:
         at += length + 1
     return at + 1
 
 
-# The header of a JPEG: its segments up to the first scan, and whether an end marker follows.
+# The header of a JPEG: the segments up to the first scan; the parser also checks for an end marker.
 #
 #     FF D8                       start of image
 #     FF xx, uint16 n, n-2 bytes  segments: APPn, DQT, DHT, ...; any number of FF may come before a marker
@@ -311,13 +316,14 @@ def _after_sub_blocks(data: Buffer, at: int) -> int:
 #     FF DA, uint16 n, n-2 bytes  start of scan, then entropy-coded data, in which FF D9 cannot occur
 #     FF D9                       end of image; bytes after it are legal and common
 #
-# Source: ITU-T T.81, annex B. Big-endian. Like libjpeg, this skips stray bytes between segments and takes no
+# Source: ITU-T T.81, annex B. Big-endian. Like libjpeg, the parser skips stray bytes between segments and takes no
 # height from a DNL segment. Like Pillow, it joins several APP1 segments with EXIF, and takes the last of those with
 # XMP.
 #
-# A progressive JPEG may have any number of scans, and a decoder goes through all pixels in each of them, however few
-# bytes it has: a scan of a dozen bytes can cost as much as an image. So their number is limited where images are large,
-# as libjpeg-turbo's authors advise (doc/usage.txt, "-maxscans"). Writers make some ten scans, and 20 at most.
+# A progressive JPEG may have any number of scans, and a decoder visits all pixels in each scan, however short: a scan
+# of a dozen bytes can cost as much as an image. So the number of scans is limited for large images, as the
+# documentation of libjpeg-turbo recommends (doc/usage.txt, "-maxscans"). Encoders write about ten scans, and at most
+# 20.
 
 
 _SCAN = 0xFFDA
@@ -330,8 +336,8 @@ _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD8)))
 # Metadata beyond 64 kB is split into segments of 64 kB: 65,536 of them are 4 GB.
 _MAX_SEGMENTS = 1 << 16
 _SEARCH_BYTES = 4096
-# As many scans as an image of any size may have, and pixels that the scans of an image with more may go through: a few
-# seconds of work.
+# The number of scans that an image of any size may have, and the number of pixels that the decoder may visit in an
+# image with more scans: a few seconds of work.
 _MOST_SCANS, _MOST_SCANNED_PIXELS = 32, 1 << 31
 _LEAST_SCAN_BYTES = 10
 
@@ -343,16 +349,17 @@ _RGB = [ord(name) for name in "RGB"]
 
 
 def parse_jpeg(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
-    """The header of a JPEG, of which bytes 0 to 2 are known to be FF D8 FF; raises BadSampleError.
+    """Parse the header of a JPEG; the caller has checked that it begins with FF D8 FF. Raises BadSampleError.
 
-    exif_only: take the orientation from EXIF alone, and not from XMP; then the end is not looked for.
+    exif_only: take the orientation only from EXIF, not from XMP, and do not check for an end marker.
     """
     return parse_frame(data, exif_only=exif_only)[0]
 
 
 def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, int]:
-    """The same, and the byte at which the frame states the height (uint16, big-endian)."""
-    # Runs once per sample of a conversion, so: one loop, the frequent segments first, local names, no slices.
+    """As `parse_jpeg`, with the position of the height in the frame (uint16, big-endian)."""
+    # Optimised, because it runs once per sample of a conversion: one loop, frequent segments first, local names, few
+    # slices.
     segment = _segment
     skipped = _SKIPPED
     height = width = components = process = frame = 0
@@ -405,10 +412,10 @@ def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, 
 
 
 def stores_rgb(data: Buffer, frame: int) -> bool:
-    """Whether a JPEG, with its frame as `parse_frame` says, stores red, green and blue in place of YCbCr.
+    """Whether a JPEG stores RGB in place of YCbCr. frame: the position of the height, from `parse_frame`.
 
-    As libjpeg decides (jdapimin.c): by Adobe's segment, of transform 0, or by the names of the components. Where that
-    is in doubt, as with a thumbnail in front that has such a segment, the answer is yes.
+    The rule is that of libjpeg (jdapimin.c): an Adobe segment with transform 0 or, without one, the component names R,
+    G and B. The search for an Adobe segment also finds one in an embedded thumbnail, so the result can be wrong there.
     """
     if data[frame + 4] != 3:
         return False
@@ -417,9 +424,9 @@ def stores_rgb(data: Buffer, frame: int) -> bool:
 
 
 def check_scans(data: Buffer, start: int, pixels: int) -> None:
-    """Raise RefusedImageError for an image of so many pixels whose scans, from byte `start` on, take too long."""
+    """Raise RefusedImageError if the scans from byte `start`, of an image with so many pixels, take too long."""
     if (len(data) - start) // _LEAST_SCAN_BYTES * pixels <= _MOST_SCANNED_PIXELS:
-        return  # not looked at: some 2% of the time that decoding takes
+        return  # too short for too many scans; the count takes about 2 % of the time of decoding
     codes = np.frombuffer(data, np.uint8)[start:]
     scans = np.count_nonzero((codes[1:] == _SCAN & 0xFF) & (codes[:-1] == 0xFF))
     if scans > _MOST_SCANS and scans * pixels > _MOST_SCANNED_PIXELS:
@@ -429,7 +436,8 @@ def check_scans(data: Buffer, start: int, pixels: int) -> None:
 
 
 def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:
-    """Height, width and components of the frame segment at byte `at`; struct.error where it is cut off."""
+    """(height, width, components) of the frame segment at byte `at`. Raises BadSampleError, and struct.error if it is
+    truncated."""
     height, width, components = _frame(data, at)
     if not 1 <= components <= 4:
         raise bad("jpeg", at + 9, "1 to 4 components", components)
@@ -440,7 +448,7 @@ def _read_frame(data: Buffer, at: int, size: int) -> tuple[int, int, int]:
 
 
 def _resume(data: Buffer, at: int, code: int) -> int:
-    """The byte beyond `at`, where no known segment begins, at which to continue."""
+    """The byte after `at` at which to continue, if no known segment begins at `at`. Raises BadSampleError."""
     if code in _STANDALONE:
         return at + 2
     match = _next_marker(data, at)
@@ -452,9 +460,9 @@ def _resume(data: Buffer, at: int, code: int) -> int:
 
 
 def _find_end(data: Buffer, scan: int) -> None:
-    """Raise BadSampleError unless an end marker follows a byte or more of the scan, which begins at `scan`.
+    """Raise BadSampleError unless an end marker follows at least one byte of the scan, which begins at byte `scan`.
 
-    Searches backwards in small copies, since a memoryview cannot search and little follows the marker.
+    Searches backwards in small copies, because a memoryview has no search and few bytes follow the marker.
     """
     stop = len(data)
     while stop >= scan + 3:
@@ -465,7 +473,7 @@ def _find_end(data: Buffer, scan: int) -> None:
     raise truncated("jpeg", scan, "a scan and an end marker (FFD9)", data)
 
 
-# The header of a TIFF; and the orientation in EXIF, which is a small TIFF inside a JPEG, PNG or WebP, or in XMP.
+# The header of a TIFF; and the orientation in EXIF, a small TIFF inside a JPEG, PNG or WebP, or in XMP.
 #
 #              TIFF                            BigTIFF
 #     0        "II" or "MM": byte order        same
@@ -480,14 +488,15 @@ def _find_end(data: Buffer, scan: int) -> None:
 #
 # Sources: Adobe TIFF 6.0, section 2; BigTIFF as in libtiff; CIPA DC-008 (Exif 2.32), 4.6; XMP specification part 1, 7.
 #
-# Components are SamplesPerPixel: 1 with a palette. Only the first image is examined. Writers put the pixels, the
-# directory and its values in any order, so a file may be cut in any of them: all are checked, not only those used here.
+# Components are SamplesPerPixel: 1 with a palette. Only the first image is examined. A file has the pixels, the
+# directory and its values in any order, so truncation can affect any of them: all are checked, not only the values used
+# here.
 #
-# An image with a damaged EXIF blob is not rejected: it has no orientation. Pillow's `exif_transpose` decides what a
-# blob means, odd ones included: the first value of any type of number; XMP where EXIF has no such entry at all.
+# An image with a damaged EXIF blob is accepted, as upright. Unusual blobs are interpreted as by Pillow's
+# `exif_transpose`: the first value counts, of any numeric type; XMP counts if EXIF has no orientation entry.
 
 
-# JPEG puts this before the blob; so do some writers of PNG and WebP, which should not, and some write it twice.
+# The prefix of the blob in a JPEG. Some encoders wrongly write it in PNG and WebP, too, and some write it twice.
 EXIF_PREFIX = b"Exif\0\0"
 UPRIGHT = 1
 
@@ -500,16 +509,16 @@ _TYPE_BYTES = {**_EXIF_TYPE_BYTES, 17: 8, 18: 8}
 _UNSIGNED = {1: "B", 3: "H", 4: "I", 13: "I", 16: "Q", 18: "Q"}
 _NUMBERS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 13: "I", 16: "Q"}
 _RATIONALS = {5: "II", 10: "ii"}
-# The second pair is of writers that swap the 42 and not the rest.
+# Some encoders swap the bytes of the 42 only: the second pair.
 _EXIF_ORDERS = {b"II*\0": "<", b"MM\0*": ">", b"II\0*": "<", b"MM*\0": ">"}
 _in_xmp = re.compile(rb'tiff:Orientation(?:="|>)([0-9])').search
 _MAX_ENTRIES = 0xFFFF
-# 4 million tiles of 256 x 256 are an image of half a million pixels squared.
+# 4 million tiles of 256 x 256 pixels are an image of half a million pixels per side.
 _MAX_NUMBERS = 1 << 22
 
 
 class _Values(NamedTuple):
-    """`total` values of a TIFF type from byte `at` on; `_directory` has checked that they are there."""
+    """`total` values of a TIFF type from byte `at`; `_directory` has checked that they are inside the file."""
 
     kind: int
     total: int
@@ -517,7 +526,7 @@ class _Values(NamedTuple):
 
 
 class _Layout:
-    """How one byte order and variant writes its numbers."""
+    """The number formats of one byte order, in TIFF or BigTIFF."""
 
     def __init__(self, order: str, *, big: bool) -> None:
         self.order = order
@@ -534,9 +543,9 @@ _LAYOUTS = {
 
 
 def parse_tiff(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
-    """The header of a TIFF's first image; raises BadSampleError. Bytes 0 to 3 are known to be a TIFF's.
+    """Parse the header of the first image of a TIFF; the caller has checked bytes 0 to 3. Raises BadSampleError.
 
-    exif_only: take the orientation from its tag alone, and not from XMP.
+    exif_only: take the orientation only from its tag, not from XMP.
     """
     layout = _LAYOUTS[bytes(data[:4])]
     at = unpack("tiff", layout.head, data, 0)[0]
@@ -558,7 +567,7 @@ def parse_tiff(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
 
 
 def tiff_bits(data: Buffer) -> int:
-    """Bits of a value of the first image, the most of several channels; 1 where the file does not say, as TIFF has it.
+    """Bits per value of the first image, the maximum over its channels; 1, the default of TIFF, without the tag.
 
     Raises BadSampleError."""
     layout = _LAYOUTS[bytes(data[:4])]
@@ -567,7 +576,7 @@ def tiff_bits(data: Buffer) -> int:
 
 
 def tiff_frames(data: Buffer) -> int:
-    """Directories in the chain, which may be a ring."""
+    """The number of directories in the chain, each counted once if the chain is a ring."""
     layout = _LAYOUTS[bytes(data[:4])]
     at, seen = int(unpack("tiff", layout.head, data, 0)[0]), set[int]()
     while at and at not in seen and len(seen) < _MAX_ENTRIES and at + layout.entries.size <= len(data):
@@ -580,7 +589,7 @@ def tiff_frames(data: Buffer) -> int:
 
 
 def orientation(data: Buffer, start: int, stop: int) -> int:
-    """EXIF orientation 1..8 of the blob in bytes [start, stop) of `data`, 0 where it says none. Never raises."""
+    """The EXIF orientation, 1..8, in the blob in bytes [start, stop) of `data`; 0 without one. Never raises."""
     for _ in range(2):
         if data[start : start + len(EXIF_PREFIX)] == EXIF_PREFIX:
             start += len(EXIF_PREFIX)
@@ -589,7 +598,7 @@ def orientation(data: Buffer, start: int, stop: int) -> int:
         return 0
     order = _EXIF_ORDERS.get(bytes(data[start : start + 4]), "")
     if not order or stop < start + 8:
-        return UPRIGHT  # there is a blob, if not a valid one: Pillow looks no further
+        return UPRIGHT  # as Pillow, which does not read XMP after an invalid blob
     at = start + int(struct.unpack_from(order + "I", data, start + 4)[0])
     if at + 2 > stop:
         return 0
@@ -611,13 +620,13 @@ def orientation(data: Buffer, start: int, stop: int) -> int:
 
 
 def xmp_orientation(data: Buffer, start: int = 0, stop: int | None = None) -> int:
-    """The same for an XMP packet."""
+    """The orientation, 1..8, in an XMP packet in bytes [start, stop) of `data`; 0 without one."""
     match = _in_xmp(data, start, len(data) if stop is None else stop)
     return _valid(int(match[1])) if match else 0
 
 
 def _first_orientation(order: str, kind: int, data: Buffer, at: int) -> int:
-    """The orientation by the value of a TIFF type and byte order ("<", ">") at byte `at`."""
+    """The orientation from the value at byte `at`. order: "<" or ">", the byte order. kind: its TIFF type."""
     if kind in _RATIONALS:
         above, below = struct.unpack_from(order + _RATIONALS[kind], data, at)
         return _valid(above / below if below else 0)
@@ -625,12 +634,13 @@ def _first_orientation(order: str, kind: int, data: Buffer, at: int) -> int:
 
 
 def _valid(value: float) -> int:
-    """The value as an orientation; upright for a number that is not one."""
+    """The value as an orientation; upright for any number but 1 to 8."""
     return int(value) if value in range(1, 9) else UPRIGHT
 
 
 def _directory(data: Buffer, layout: _Layout, at: int) -> dict[int, _Values]:
-    """The values by tag of the directory at byte `at`; for a repeated tag, the first, as in libtiff."""
+    """The values of the directory at byte `at`, by tag; the first of repeated tags counts, as in libtiff. Raises
+    BadSampleError."""
     entries = unpack("tiff", layout.entries, data, at)[0]
     if entries > _MAX_ENTRIES:
         raise bad("tiff", at, f"at most {_MAX_ENTRIES} entries", entries)
@@ -652,7 +662,7 @@ def _directory(data: Buffer, layout: _Layout, at: int) -> dict[int, _Values]:
 
 
 def _numbers(data: Buffer, layout: _Layout, values: _Values | None) -> tuple[int, ...]:
-    """The numbers of a tag; none without it, or where its type is not one of unsigned integers."""
+    """The numbers of a tag; () without the tag, or if its type is not an unsigned integer. Raises BadSampleError."""
     if values is None or values.kind not in _UNSIGNED:
         return ()
     if values.total > _MAX_NUMBERS:
@@ -661,20 +671,20 @@ def _numbers(data: Buffer, layout: _Layout, values: _Values | None) -> tuple[int
 
 
 def _number(data: Buffer, layout: _Layout, values: _Values | None, *, absent: int) -> int:
-    """The first number of a tag, or `absent`."""
+    """The first number of a tag; `absent` without one."""
     if values is None or values.total == 0:
         return absent
     return next(iter(_numbers(data, layout, values._replace(total=1))), absent)
 
 
 def _check_pixels(data: Buffer, layout: _Layout, tags: dict[int, _Values], at: int) -> None:
-    """Raise BadSampleError where a strip or tile of the directory at byte `at` ends beyond the file."""
+    """Raise BadSampleError if a strip or tile of the directory at byte `at` ends after the end of the file."""
     offsets_tag, lengths_tag = _TILES if _TILES[0] in tags else _STRIPS
     offsets = _numbers(data, layout, tags.get(offsets_tag))
     lengths = _numbers(data, layout, tags.get(lengths_tag))
     if not offsets:
         raise bad("tiff", at, "StripOffsets or TileOffsets", "neither")
-    # Old writers leave out the lengths of uncompressed strips: then the offsets are all there is to check.
+    # Old encoders omit the lengths of uncompressed strips; then only the offsets can be checked.
     end = max(map(add, offsets, lengths)) if lengths else max(offsets) + 1
     if end > len(data):
         raise truncated("tiff", at, f"strips or tiles up to byte {end}", data)

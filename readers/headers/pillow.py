@@ -1,9 +1,10 @@
-"""Headers by Pillow: of BMP, AVIF, HEIC and JPEG XL, and of any image that our own parsers refuse although it decodes.
+"""Headers by Pillow: of BMP, AVIF, HEIC and JPEG XL, and of images that `readers.headers.formats` refuses although they
+can be decoded.
 
-BMP is rare, and what Pillow finds when it opens one says where uncompressed pixels end; so a truncated file is noticed
-without decoding it. The other parsers stop at damage that may cost no pixels: a file without its last bytes, say, or
-with a tag that leads nowhere. Pillow decodes the whole image to find out, so what has lost pixels stays refused; and
-what it decodes to is what `readers.decode` gives.
+For a BMP, Pillow reports where uncompressed pixels end, so a truncated file is found without decoding. The parsers of
+the other formats refuse damage that may affect no pixels, for example missing last bytes, or a tag with a wrong offset.
+Pillow then decodes the whole image: an image with lost pixels remains refused, and any other has the pixels that
+`readers.decode` returns.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _JXL_RATIOS = ((1, 1), (12, 10), (4, 3), (3, 2), (16, 9), (5, 4), (2, 1))  # wid
 
 
 def missing_plugin(media: str) -> str:
-    """What to install to decode a medium; "" where it is there, and registered with Pillow by now."""
+    """What to install to decode a medium; "" if it is installed, and now registered with Pillow."""
     with suppress(ImportError):
         if media == "avif":
             from PIL import AvifImagePlugin
@@ -44,14 +45,16 @@ def missing_plugin(media: str) -> str:
         if media == "jxl":
             from pillow_jxl import JpegXLImagePlugin
 
-            JpegXLImagePlugin.DECODE_THREADS = 0  # images are decoded side by side
+            JpegXLImagePlugin.DECODE_THREADS = 0  # readers already decode several images in parallel
         return ""
     return "pip install 'pillow>=11.3'" if media == "avif" else f"pip install 'packer-vision[{media}]'"
 
 
 def _formats(data: Buffer, media: str) -> tuple[str, ...]:
-    """Pillow's names of what an image is opened as. Raises BadSampleError without its plug-in, and for too large a
-    JPEG XL, which opening decodes."""
+    """The names of the formats with which Pillow opens an image of this medium.
+
+    Raises BadSampleError without the plug-in, and for a JPEG XL of too many pixels, because opening decodes it.
+    """
     if media not in PLUGINS:
         return _FORMATS
     if missing := missing_plugin(media):
@@ -64,7 +67,7 @@ def _formats(data: Buffer, media: str) -> tuple[str, ...]:
 
 
 def _boxes(data: Buffer, media: str) -> Iterator[tuple[bytes, int, int]]:
-    """(kind, first byte of the content, end) of each box of an ISO file. Raises BadSampleError for one cut off."""
+    """(kind, first byte of the content, end) of each box of an ISO file. Raises BadSampleError for a truncated box."""
     at = 0
     while at < len(data):
         size, kind = unpack(media, _BOX, data, at)
@@ -79,7 +82,7 @@ def _boxes(data: Buffer, media: str) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _jxl_size(data: Buffer) -> tuple[int, int]:
-    """(height, width) that a JPEG XL states (ISO/IEC 18181-1, SizeHeader). Raises BadSampleError."""
+    """(height, width) in the header of a JPEG XL (ISO/IEC 18181-1, SizeHeader). Raises BadSampleError."""
     start = 0
     if data[:1] != b"\xff":
         streams = ((kind, at) for kind, at, _ in _boxes(data, "jxl") if kind in (_JXL_STREAM, _JXL_PART))
@@ -106,7 +109,7 @@ def _jxl_size(data: Buffer) -> tuple[int, int]:
 
 
 def parse_iso(data: Buffer, media: str) -> ImageHeader:
-    """The header of an AVIF or HEIC, or a JPEG XL, which is decoded; raises BadSampleError."""
+    """Parse the header of an AVIF, HEIC or JPEG XL; a JPEG XL is decoded for it. Raises BadSampleError."""
     if data[:1] != b"\xff" and not {b"mdat", _JXL_STREAM, _JXL_PART} & {kind for kind, _, _ in _boxes(data, media)}:
         raise truncated(media, 0, "a box with the pixels", data)
     with opened(data, media) as image:
@@ -114,7 +117,7 @@ def parse_iso(data: Buffer, media: str) -> ImageHeader:
 
 
 def iso_bits(data: Buffer) -> int:
-    """Bits of a value of an AVIF or HEIC, by the configuration of the first codec in its box "meta"; 8 without one."""
+    """Bits per value of an AVIF or HEIC, from the first codec configuration in its box "meta"; 8 without one."""
     meta = next((bytes(data[at:end]) for kind, at, end in _boxes(data, "iso") if kind == b"meta"), b"")
     av1, hevc = meta.find(b"av1C"), meta.find(b"hvcC")  # AV1-ISOBMFF 2.3.3; ISO/IEC 14496-15, 8.3.2.1
     if av1 >= 0 and len(meta) > av1 + 6:
@@ -123,7 +126,7 @@ def iso_bits(data: Buffer) -> int:
 
 
 def iso_frames(data: Buffer, media: str) -> int:
-    """Images that Pillow finds in an AVIF or HEIC."""
+    """The number of images that Pillow finds in an AVIF or HEIC. Raises BadSampleError."""
     with opened(data, media) as image:
         return int(getattr(image, "n_frames", 1))
 
@@ -138,7 +141,7 @@ _ORIENTATION = 0x0112
 
 @contextmanager
 def opened(data: Buffer, media: str) -> Iterator[Image]:
-    """The image as Pillow opens it, not yet decoded. Any error inside is raised as a BadSampleError."""
+    """The image opened by Pillow, not yet decoded. Any error in the block is raised as BadSampleError."""
     from PIL import Image, UnidentifiedImageError
 
     try:
@@ -161,13 +164,14 @@ def opened(data: Buffer, media: str) -> Iterator[Image]:
 
 
 def tiles_of(image: Image) -> list[Any]:
-    """The parts of the file that hold pixels: (decoder, box, offset, arguments) each, before they are loaded."""
+    """The parts of the file with pixels, (decoder, box, offset, arguments) each; only known before the image is
+    loaded."""
     tiles: list[Any] = getattr(image, "tile", [])
     return tiles
 
 
 def parse_bmp(data: Buffer) -> ImageHeader:
-    """The header of a BMP; raises BadSampleError. Compressed pixels are decoded, since nothing else shows their end."""
+    """Parse the header of a BMP. Raises BadSampleError. Compressed pixels are decoded to find their end."""
     end = 0
     with opened(data, "bmp") as image:
         decoder, _, start, arguments = tiles_of(image)[0]
@@ -182,9 +186,9 @@ def parse_bmp(data: Buffer) -> ImageHeader:
 
 
 def parse_decodable(data: Buffer, media: str) -> ImageHeader:
-    """The header of an image that Pillow decodes; raises BadSampleError for others. `process` is 0, also of a JPEG."""
+    """The header of an image that Pillow can decode; `process` is 0, also for a JPEG. Raises BadSampleError."""
     with opened(data, media) as image:
         image.load()
-        # Pillow has turned a TIFF upright by now, and has dropped the tag.
+        # On loading, Pillow rotates a TIFF upright and drops the tag.
         valid = UPRIGHT if media == "tiff" else _orientation(image)
         return ImageHeader(media, image.height, image.width, len(image.getbands()), 0, valid)

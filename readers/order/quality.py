@@ -1,17 +1,17 @@
-"""The cost and the worth of an order: bytes read for each byte used, and how well it mixes.
+"""Read amplification and shuffle quality of an order: the bytes fetched per byte used, and how well it mixes.
 
 Read amplification. A disk, a page cache and a network file system fetch whole units (pages of 4 KiB, or the size of a
-request), so a sample alone costs every unit that it touches. A block is read once for all of its samples, in the runs
-that `cache.stores.ranges` makes of it: with the container's headers in between, and without what is far away.
+request), so a single sample costs every unit that it overlaps. A block is read once for all of its samples, in the runs
+that `cache.stores.ranges` plans: small gaps, such as headers of the container, are read as well, large gaps are not.
 
 Shuffle quality. Let x be the number of a sample, scaled to (0, 1). The mean of x over a batch of b drawn without
 replacement from n has the variance (1 - 1/n^2) / 12 / b * (n - b) / (n - 1) around 1/2; batches of a stored order that
-is sorted by class or time are far from it. Quality is that variance over the observed mean square deviation, at most 1:
-1 mixes as well as a global shuffle, and stored order is near 0. It sees position alone, so orders that do not
-draw all samples equally (weighted, class-balanced) rate lower than they mix.
+is sorted by class or time are far from it. Quality is that variance divided by the observed mean square deviation, at
+most 1: an order of quality 1 mixes as well as a global shuffle, and stored order is near 0. Quality depends on
+positions only, so orders that draw samples unequally (weighted, class-balanced) mix better than their quality says.
 
-The mean square deviation of k batches is an estimate, with a standard error of sqrt(2 / k) of itself. An order within
-three of those of a global shuffle cannot be distinguished from one, and counts as 1.
+The mean square deviation of k batches is an estimate with a relative standard error of sqrt(2 / k). An order within
+three standard errors of a global shuffle cannot be distinguished from one, and has quality 1.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from readers.table import ABSENT
 PAGE_BYTES = 4096
 _MOST_EPOCHS = 64
 _RUNS = 32
-_SAMPLED = 2048  # samples or blocks looked at; an estimate needs no more
+_SAMPLED = 2048  # samples in an estimate
 
 
 @dataclass(frozen=True)
 class ShuffleReport:
-    """read_amplification: bytes fetched per byte used, from 1 up. shuffle_quality: 0 to 1."""
+    """Both figures of an order. read_amplification: bytes fetched per byte used, 1 or more. shuffle_quality: 0 to 1."""
 
     read_amplification: float
     shuffle_quality: float
@@ -49,18 +49,20 @@ class ShuffleReport:
 
 
 def describe(order: Order, reader: Reader, *, field: str = "", request_bytes: int = PAGE_BYTES) -> ShuffleReport:
-    """Both figures for an order over a reader; reads index columns and no payload."""
+    """Both figures for an order over a reader, from index columns only; no payload is read."""
     return ShuffleReport(
         read_amplification(order, reader, field=field, request_bytes=request_bytes), shuffle_quality(order)
     )
 
 
 def shuffle_quality(order: Order, epoch: int = 0, batch_size: int = 256, batches: int = 1800) -> float:
-    """How well batches of consecutive positions mix the set, 0 to 1; see above for the formula.
+    """How well batches of consecutive positions mix the set, 0 to 1; the module describes the formula.
 
-    `batches` batches, spread over `epoch` and, in a small set, over the epochs after it; a batch is at most a quarter
-    of one. With 1,800 batches what is within a tenth of a global shuffle counts as one. A set of fewer than 2 samples
-    has nothing to mix: 1.
+    batches: number of batches, spread over `epoch` and, in a small set, over the epochs after it. With 1,800 batches,
+        an order within a tenth of a global shuffle has quality 1.
+    batch_size: reduced to a quarter of an epoch in a small set.
+
+    A set of fewer than 2 samples has quality 1.
     """
     n = int(order.spec()["samples"])
     size = min(batch_size, len(order) // 4, n // 4) or 1
@@ -74,10 +76,10 @@ def shuffle_quality(order: Order, epoch: int = 0, batch_size: int = 256, batches
 
 
 def mixing(order: Order, batches: tuple[int, ...] = (1, 4, 16, 64), batch_size: int = 256) -> dict[int, float]:
-    """The quality over so many batches in a row, by their number: blocks that are read together show over many batches
-    where they do not over one.
+    """The quality of runs of consecutive batches, by the number of batches in a run. Long runs show samples that stay
+    together, such as those of a block, even if single batches do not.
 
-    batches: rising, each a multiple of the one before; those of more than half an epoch are left out.
+    batches: run lengths, ascending, each a multiple of the one before; those of more than half an epoch are left out.
     """
     n = int(order.spec()["samples"])
     size = min(batch_size, len(order) // 4, n // 4) or 1
@@ -94,8 +96,8 @@ def mixing(order: Order, batches: tuple[int, ...] = (1, 4, 16, 64), batch_size: 
 
 
 def step_quality(order: Order, step_samples: int, epoch: int = 0, batch_size: int = 256, batches: int = 1800) -> float:
-    """How well the steps of all ranks together mix the set, 0 to 1: as `shuffle_quality`, of batches that are drawn at
-    random from whole steps of `step_samples` consecutive positions.
+    """How well the steps of all ranks together mix the set, 0 to 1: `shuffle_quality` for batches drawn at random from
+    whole steps of `step_samples` consecutive positions.
     """
     n, steps = int(order.spec()["samples"]), len(order) // step_samples
     size = min(batch_size, step_samples, n // 4) or 1
@@ -110,7 +112,7 @@ def step_quality(order: Order, step_samples: int, epoch: int = 0, batch_size: in
 
 
 def quality_of(means: npt.NDArray[np.float64], size: int, n: int) -> float:
-    """The quality of batches of `size` of n samples, by the means of their sample numbers, float64 [k]; see above."""
+    """The quality of k batches of `size` samples out of n. means: of the sample numbers of each batch, float64 [k]."""
     if n < 2 or not len(means) or size >= n:
         return 1.0
     observed = float(np.mean(((means + 0.5) / n - 0.5) ** 2))
@@ -119,10 +121,11 @@ def quality_of(means: npt.NDArray[np.float64], size: int, n: int) -> float:
 
 
 def read_amplification(order: Order, reader: Reader, *, field: str = "", request_bytes: int = PAGE_BYTES) -> float:
-    """Bytes fetched per payload byte used, in units of `request_bytes`; estimated from up to 2,048 samples or blocks.
+    """Bytes fetched per payload byte used, in units of `request_bytes`; estimated from about 2,048 samples.
 
-    Blocks of `BlockShuffled` and `Woven` are read once and together, as is stored order; samples of any other order one
-    by one. A reader that does not know where its bytes are counts as one file a sample. 1 for a set without bytes.
+    Each block of `BlockShuffled` and `Woven` counts as one read, and so does stored order; in any other order each
+    sample is a read. A reader without byte positions counts as one file per sample. The result is 1 for a set without
+    bytes. Raises ValueError if request_bytes is less than 1.
     """
     if request_bytes < 1:
         raise ValueError(f"request_bytes is {request_bytes}, expected at least 1")
@@ -138,8 +141,8 @@ def read_amplification(order: Order, reader: Reader, *, field: str = "", request
 
 
 def requests_per_sample(order: Order, reader: Reader, *, field: str = "", gap_bytes: int = 64 << 10) -> float:
-    """GETs for each sample of a remote set, where those with gaps of at most `gap_bytes` between them share one;
-    estimated as `read_amplification` is."""
+    """GET requests per sample of a remote set; samples of a read with gaps of at most `gap_bytes` share a request.
+    Estimated as in `read_amplification`."""
     requests = samples = 0
     for read in _reads(order):
         plan = plan_reads(*_extents(read, reader, field), gap_bytes)
@@ -168,7 +171,7 @@ def _spread(count: int, wanted: int) -> Int64s:
 
 
 def _extents(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:
-    """(a number for its file, offset, length) of each sample that has the field."""
+    """(shard, offset, length) of the field, int64 [k] each, for the samples that have it."""
     field = field or reader.table.main
     offsets = reader.table.field_column(field, "offset")[samples]
     extents = reader.table.extents(samples[offsets != ABSENT], field)

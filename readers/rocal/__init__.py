@@ -1,4 +1,4 @@
-"""Samples of any reader in rocAL pipelines: an external source, ready-made pipelines, and a loader that checks them.
+"""rocAL pipelines over any reader: an external source, ready-made pipelines, and a loader that checks their results.
 
     from readers.rocal import RocalLoader, external_source, resnet_train
     source = external_source(readers.open("imagenette2-hdf5", split="train"), 128, seed=1)
@@ -6,7 +6,7 @@
         for images, labels in loader:       # float32 [128, 3, 224, 224], int64 [128]
             ...
 
-`external_source` works without rocAL; the rest needs it. rocAL comes with ROCm, see docs/dali.md.
+`external_source` works without rocAL; pipelines and loaders need it. rocAL is part of ROCm; see docs/dali.md.
 """
 
 from readers.feed import BadSample

@@ -1,4 +1,4 @@
-"""rocAL's own readers over our tar and TFRecord shards: pipelines without our reader.
+"""Pipelines of rocAL's built-in readers over tar and TFRecord shards, without a reader of this package.
 
     layout = tar_layout(reader, "rocal-train")
     pipeline = native_pipeline(layout, 128, resnet_train_ops())
@@ -7,23 +7,24 @@
         for images, labels in native_batches(iterator, layout):
             ...
 
-These readers do not resume, have no exact last batch, and use a separate order. To fill the last batch they
-repeat the last sample of the set, and with `shuffle` the repeats are anywhere. Now and then they end an epoch one step
-too late, with old pixels: `native_batches` counts instead. Their order is drawn from the C library's generator, not
-from `seed`.
+The built-in readers do not resume, have no exact last batch, and have a different order, which the generator of the C
+library draws: `seed` does not change it. They fill the last batch with repeats of the last sample of the set; with
+`shuffle`, the repeats can be anywhere. Sometimes they end an epoch one step too late, with old pixels, so
+`native_batches` counts the batches.
 
-They take directories and use every file in them, so the shards of one split get a separate directory:
+They read all files of a directory, so the shards of a split get a separate directory:
 
     tar        DIR/shards/x.tar    symbolic links        TFRecord   DIR/x.tfrecord   hard links: rocAL's reader of
                DIR/index/x.idx     sample index                                      labels skips symbolic ones
 
-rocAL matches images and labels by file name, without the directories in it, and stores offsets in 32 bits. Images that
-it does not decode would be other images under the original label, so a set that has any, by its index, is refused.
+rocAL matches images and labels by file name without directories, and stores offsets in 32 bits. For an image that it
+cannot decode, it returns another image under the original label. So a set with undecodable images, by its index, is
+refused.
 
-An index is text, `v1.0 SAMPLES` and then a line a sample: repeated `extension offset size name`, blank-separated
-(rocAL's webdataset_source_reader.cpp; DALI's tools/wds2idx.py calls the same v1.2). rocAL looks for names in v1.0 only,
-and refuses those of v1.2. The index of the directory lists only the label and the image, as rocAL mistakes any further
-component for the first one that it was asked for, and names them by number.
+An index is text: `v1.0 SAMPLES`, then a line for each sample with repeated `extension offset size name`, separated by
+blanks (rocAL's webdataset_source_reader.cpp; the same is v1.2 in DALI's tools/wds2idx.py). rocAL reads names in v1.0
+only, and refuses them in v1.2. The index in the directory lists only the label and the image, because rocAL mistakes
+any further component for the first requested one. Its names are numbers.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from readers.rocal.source import Limits, decodable, limits_of
 
 _Range: TypeAlias = tuple[int, int]  # offset, bytes
 _JPEG_EXTENSIONS = ("jpg", "jpeg", "jpe")
-_WORDS = {"v1.0": 4, "v1.1": 3, "v1.2": 4}  # of a member, in an index of this version
+_WORDS = {"v1.0": 4, "v1.1": 3, "v1.2": 4}  # words per member, by the version of the index
 _MOST_SHARD_BYTES = 1 << 32
 _MOST_INDEX_BYTES = 1 << 31
 
@@ -56,7 +57,7 @@ _MOST_INDEX_BYTES = 1 << 31
 # --- directories ------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Layout:
-    """A directory for rocAL's reader of `format`. label_offset: to subtract from its labels."""
+    """A directory for rocAL's reader of `format`. label_offset: the number to subtract from the labels it returns."""
 
     format: Literal["tar", "tfrecord"]
     shards: Path
@@ -75,13 +76,13 @@ def tar_layout(
 ) -> Layout:
     """Make `directory` for the tar shards of `reader`.
 
-    index_paths: of the index files (v1.0, v1.1 or v1.2) of the shards, in their order; by default `x.idx` next to
-        `x.tar`, where `packer export-index --for rocal` puts them.
-    max_side: limit of decoded heights and widths.
+    index_paths: the index files (v1.0, v1.1 or v1.2) of the shards, in shard order; by default `x.idx` next to `x.tar`,
+        where `packer export-index --for rocal` writes them.
+    max_side: the largest height and width of decoded images.
 
-    Raises DatasetError for a set of another format, with images that rocAL does not decode, without labels, or with
-    shards of 4 GiB; FormatError for an index that does not fit its shard; OutputError where `directory` exists or
-    cannot be made.
+    Raises DatasetError for a set of another format, with images that rocAL cannot decode, without labels, or with
+    shards of 4 GiB; FormatError for an index that does not match its shard; OutputError if `directory` exists or cannot
+    be created.
     """
     shards = _shards(reader, "tar")
     paths = [shard.with_suffix(".idx") for shard in shards] if index_paths is None else [*map(Path, index_paths)]
@@ -106,9 +107,10 @@ def tar_layout(
 
 
 def tfrecord_layout(reader: Reader, directory: str | os.PathLike[str], *, max_side: int = 1024) -> Layout:
-    """Make `directory`, on the file system of the shards, for the TFRecord shards of `reader`; no index is read.
+    """Make `directory` for the TFRecord shards of `reader`. It must be on the same file system as the shards.
 
-    Raises as `tar_layout` does, and DatasetError where file names (image/filename) have directories.
+    No index file is needed. Raises as `tar_layout` does, and DatasetError if file names (image/filename) contain
+    directories.
     """
     shards = _shards(reader, "tfrecord")
     names = (reader.name(index) for index in range(len(reader)))
@@ -154,7 +156,7 @@ def _shards(reader: Reader, format: str) -> list[Path]:
 
 
 def _members(path: Path, shard: Path, samples: int) -> list[tuple[_Range, _Range]]:
-    """Label and image of each sample, by an index file. Raises FormatError."""
+    """The byte ranges of label and image of each sample, from an index file. Raises FormatError."""
     try:
         if path.stat().st_size > _MOST_INDEX_BYTES:
             raise ValueError(f"it has more than {_MOST_INDEX_BYTES} bytes")
@@ -176,7 +178,7 @@ def _members(path: Path, shard: Path, samples: int) -> list[tuple[_Range, _Range
 
 
 def _parse(where: str, words: Sequence[str], width: int, shard_bytes: int) -> tuple[_Range, _Range]:
-    """Label and image of one line. Raises FormatError."""
+    """The byte ranges of label and image in a line of an index. Raises FormatError."""
     labels: list[_Range] = []
     images: list[_Range] = []
     for at in range(0, len(words), width):
@@ -200,7 +202,7 @@ def _line(number: int, label: _Range, image: _Range) -> str:
 
 
 def _make(directory: Path, fill: Callable[[Path], None]) -> Path:
-    """`directory`, whole or not at all. Raises OutputError."""
+    """Create `directory` with `fill`, completely or not at all. Raises OutputError."""
     if directory.exists():
         raise OutputError(f"{directory} exists; give a new directory, or remove it")
     building = directory.with_name(f".{directory.name}.{os.getpid()}")
@@ -235,14 +237,14 @@ def native_pipeline(
     machine: Machine | None = None,
     seed: int = 0,
 ) -> Any:
-    """A built pipeline that reads `layout` by rocAL's own reader.
+    """A built pipeline that reads `layout` with rocAL's built-in reader.
 
-    ops: what happens to the images, such as `resnet_train_ops()`.
-    shuffle: read in a random order, which `seed` does not change.
+    ops: the operators on the images, for example `resnet_train_ops()`.
+    shuffle: read in a random order, which does not depend on `seed`.
     machine: where the pipeline runs.
-    seed: of crops and flips.
+    seed: for crops and flips.
 
-    Make a `ROCALClassificationIterator` of `amd.rocal.plugin.generic` of it, for `native_batches`.
+    `native_batches` needs a `ROCALClassificationIterator` of `amd.rocal.plugin.generic` over it.
     """
 
     def graph(rocal: Any) -> Any:
@@ -260,10 +262,10 @@ def native_pipeline(
 
 
 def native_batches(iterator: Any, layout: Layout) -> Iterator[tuple[npt.NDArray[np.generic], npt.NDArray[np.int64]]]:
-    """One epoch of `iterator`: (images, labels) of ceil(samples / batch_size) batches, arrays of your own.
+    """One epoch of `iterator`: (images, labels) of ceil(samples / batch_size) batches, as copies.
 
-    iterator: a `ROCALClassificationIterator` of a pipeline over `layout`. At the end it is reset, for the next epoch; a
-    loop that is left early leaves it where it is. Raises PipelineError where rocAL ends before.
+    iterator: a `ROCALClassificationIterator` of a pipeline over `layout`. The end of the epoch resets it; a loop that
+        ends early does not. Raises PipelineError if rocAL ends the epoch too early.
     """
     steps = -(-layout.samples // iterator.batch_size)
     for step in range(steps):
@@ -276,15 +278,15 @@ def native_batches(iterator: Any, layout: Layout) -> Iterator[tuple[npt.NDArray[
 
 
 def labels_of(pipeline: Any, layout: Layout) -> npt.NDArray[np.int64]:
-    """Labels of the last batch, int64 [batch_size], from 0 as those of the reader."""
+    """Labels of the last batch, int64 [batch_size], counted from 0 as in the reader."""
     return _NATIVE[layout.format].labels(pipeline) - layout.label_offset
 
 
 class _Native(NamedTuple):
-    """What differs between rocAL's own readers.
+    """The differences between rocAL's built-in readers.
 
-    encoded: (rocAL, layout) → the node of the encoded images, and further arguments of their decoder. labels: of the
-    last batch of a pipeline.
+    encoded: (rocAL, layout) → the node of the encoded images, and further arguments for their decoder. labels: a
+    function that returns the labels of the last batch of a pipeline.
     """
 
     encoded: Callable[[Any, Layout], tuple[Any, dict[str, Any]]]
@@ -292,7 +294,7 @@ class _Native(NamedTuple):
 
 
 def _tar_images(rocal: Any, layout: Layout) -> tuple[Any, dict[str, Any]]:
-    shards, index = f"{layout.shards}/", f"{layout.index}/"  # rocAL appends names to these, and no slash
+    shards, index = f"{layout.shards}/", f"{layout.index}/"  # rocAL appends names without a slash
     encoded = rocal.fn.readers.webdataset(
         path=shards,
         index_paths=index,
@@ -303,7 +305,7 @@ def _tar_images(rocal: Any, layout: Layout) -> tuple[Any, dict[str, Any]]:
 
 
 def _tar_labels(pipeline: Any) -> npt.NDArray[np.int64]:
-    """The bytes of the members, of which rocAL returns a list for each component."""
+    """The labels of the last batch. rocAL returns a list of contents for each component; the first has the labels."""
     return np.array([int(bytes(text)) for text in pipeline.get_ascii_datas()[0]], np.int64)
 
 

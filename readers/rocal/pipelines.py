@@ -1,18 +1,19 @@
-"""rocAL pipelines from a function that defines what happens to the images, and ready-made ones over `external_source`.
+"""rocAL pipelines from a function of operators, ready-made pipelines over `external_source`, and `RocalLoader`.
 
     celeba         a fixed box → resize → mirror, normalise to [-1, 1]        (generative models of faces)
     resnet_train   random resized crop → mirror, normalise                    (ImageNet training)
     resnet_eval    resize of the short side → centre crop, normalise          (ImageNet evaluation)
 
-Each returns a built pipeline for `RocalLoader`; images come out as float32 [batch_size, 3, size, size]. Means and
-deviations are of values in 0..255. rocAL resizes bilinearly without antialiasing, and draws crops and flips by itself:
-they are not those of `readers.augment`. Its generators belong to the process, not to a pipeline: the same `seed` gives
-the same draws only in the first pipeline of a process, and two pipelines that run at once change each other's.
+Each returns a built pipeline for `RocalLoader`, with results float32 [batch_size, 3, size, size]. Means and deviations
+are of values in 0..255. rocAL resizes bilinearly without antialiasing, and draws crops and flips itself, so they differ
+from those of `readers.augment`. Its random generators are global to the process: the same `seed` gives the same draws
+only in the first pipeline of a process, and pipelines that run at the same time affect each other's draws.
 
-This is the only module that imports rocAL. It is not on PyPI: it comes with ROCm, its Python modules in /opt/rocm/lib.
-`Pipeline.build` exits the interpreter when it fails, the constructor raises a bare Exception, an operator that fails
-returns None, for which setOutputs ends in a segmentation fault, and where no GPU backend was built rocAL silently uses
-the CPU; here all of these are a PipelineError. What rocAL prints goes to stderr, whether Python or C++ prints it.
+This is the only module that imports rocAL. rocAL is not on PyPI: it is part of ROCm, with its Python modules in
+/opt/rocm/lib. Its errors take many forms. A failing `Pipeline.build` exits the interpreter, the constructor raises a
+bare Exception, a failing operator returns None, which is a segmentation fault in setOutputs, and a build without a GPU
+backend silently uses the CPU. Here, all of these raise PipelineError. All output of rocAL, from Python and C++, is
+redirected to stderr.
 """
 
 from __future__ import annotations
@@ -76,9 +77,9 @@ def load_rocal(purpose: str) -> Any:
 
 
 def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
-    """Whether the librocal of this process can run on a GPU, by what it is linked with; None where that is unknown.
+    """Whether the librocal of this process has a GPU backend, by the libraries it is linked with; None if unknown.
 
-    maps: lists the files that are mapped into this process.
+    maps: the list of the files mapped into this process.
     """
     try:
         contents = [Path(library).read_bytes() for library in find_library("librocal.so", maps)]
@@ -90,13 +91,13 @@ def gpu_backend(maps: Path = Path("/proc/self/maps")) -> bool | None:
 # --- building ---------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Machine:
-    """Where a pipeline runs. Raises ValueError.
+    """The device and the threads of a pipeline. Raises ValueError.
 
-    device: of what happens to decoded images: "cuda", as torch calls AMD's GPUs, too. rocAL decodes what it is given
-    from outside on the CPU, and `RocalLoader` returns arrays of the host, with either.
-    threads: that decode; None shares the CPUs of this process among the ranks of the node. With more than one, images
-    may differ slightly from run to run.
-    device_id: of the GPU; None is that of torch.cuda.set_device, or of the local rank.
+    device: runs the operators on decoded images; "cuda" stands for AMD GPUs, as in torch. On both devices, rocAL
+        decodes images of an external source on the CPU, and `RocalLoader` returns arrays in host memory.
+    threads: number of decoding threads; None divides the CPUs of this process among the ranks of the node. With more
+        than one, images can differ slightly from run to run.
+    device_id: number of the GPU; None is that of torch.cuda.set_device, or of the local rank.
     """
 
     device: Device = "cpu"
@@ -110,7 +111,7 @@ class Machine:
 
 
 def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
-    """A pipeline, built, with one output: what `graph` returns. Raises MissingRocalError, PipelineError."""
+    """A built pipeline with one output, the result of `graph`. Raises MissingRocalError, PipelineError."""
     rocal = load_rocal("a rocAL pipeline")
     if machine.device == "cuda" and gpu_backend() is False:
         raise PipelineError(
@@ -148,7 +149,7 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
 
 
 def _visible_gpus() -> int | None:
-    """How many GPUs this process may see by its environment; None where that does not limit them."""
+    """Number of GPUs that the environment of this process allows; None without a limit."""
     named = [
         os.environ.get(name, "") for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
     ]
@@ -157,7 +158,7 @@ def _visible_gpus() -> int | None:
 
 @contextlib.contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """For the whole process, as C++ has only one stdout: what other threads print meanwhile goes to stderr as well."""
+    """Redirect stdout to stderr during the block. It applies to all threads, because C++ has one stdout per process."""
     libc = ctypes.CDLL(None)
     with _redirected:
         libc.fflush(None)
@@ -165,7 +166,7 @@ def _stdout_to_stderr() -> Iterator[None]:
             sys.stdout.flush()
             stdout = os.dup(_STDOUT)
             os.dup2(_STDERR, _STDOUT)
-        except (OSError, ValueError, AttributeError):  # one of them is closed or missing: leave them as they are
+        except (OSError, ValueError, AttributeError):  # a stream is closed or missing: do not redirect
             yield
             return
         try:
@@ -178,7 +179,7 @@ def _stdout_to_stderr() -> Iterator[None]:
 
 
 def encoded_images(rocal: Any, source: RocalSource) -> Any:
-    """The node of the decoded images, for graphs of your own; sizes as in `external_source`."""
+    """The node of the decoded images of `source`, for custom graphs; sizes as in `external_source`."""
     images, _ = rocal.fn.external_source(
         source=source,
         mode=rocal.types.EXTSOURCE_RAW_COMPRESSED,
@@ -209,25 +210,25 @@ def celeba(
     device_id: int | None = None,
     seed: int = 0,
 ) -> Any:
-    """Aligned faces (178 x 218 pixels): the box `crop`, resized to `size`, mirrored with probability `flip`, values in
-    [-1, 1].
+    """A pipeline for aligned faces (178 x 218 pixels): the box `crop`, resized to `size`, mirrored with probability
+    `flip`, with values in [-1, 1].
 
-    Raises DatasetError for images of several or unknown sizes; ValueError for a box that is not within them, and for
-    max_height and max_width with which rocAL would decode them at another size than their own.
+    Raises DatasetError for images of different or unknown sizes; ValueError for a box that is not inside the images,
+    and for a max_height or max_width that makes rocAL decode images at another size.
     """
     _check_box(source, crop)
     return _over(source, celeba_ops(size=size, crop=crop, flip=flip), Machine(device, threads, device_id), seed)
 
 
 def celeba_ops(*, size: int = 64, crop: Crop = CELEBA_CROP, flip: float = 0.5) -> Ops:
-    """What `celeba` does to decoded images, for other readers: (rocAL, node) -> node. The images must hold the box."""
+    """The operators of `celeba`, for other readers: (rocAL, node) -> node. The box must be inside the images."""
     mirror = _mirror(flip)
 
     def ops(rocal: Any, images: Any) -> Any:
         box = rocal.fn.crop(
             images,
             crop=[crop.height, crop.width],
-            crop_pos_x=float(crop.left),  # in pixels: rocAL's own defaults of 0.5 are the first row and column
+            crop_pos_x=float(crop.left),  # in pixels: rocAL's default of 0.5 is the first column or row
             crop_pos_y=float(crop.top),
             **_stored(rocal),
         )
@@ -246,18 +247,19 @@ def resnet_train(
     device_id: int | None = None,
     seed: int = 0,
 ) -> Any:
-    """A random box of 8 to 99 % of the image, of aspect ratio 3/4 to 4/3 (rocAL's own ranges), resized to `size`,
-    mirrored with probability `flip`, and normalised by ImageNet's mean and deviation."""
+    """A pipeline for training: a random box of 8 to 99 % of the image with an aspect ratio of 3/4 to 4/3 (the defaults
+    of rocAL), resized to `size`, mirrored with probability `flip`, and normalised by the mean and standard deviation of
+    ImageNet."""
     return _over(source, resnet_train_ops(size=size, flip=flip), Machine(device, threads, device_id), seed)
 
 
 def resnet_train_ops(*, size: int = 224, flip: float = 0.5) -> Ops:
-    """What `resnet_train` does to decoded images, for other readers: (rocAL, node) -> node."""
+    """The operators of `resnet_train`, for other readers: (rocAL, node) -> node. Raises ValueError."""
     mirror = _mirror(flip)
 
     def ops(rocal: Any, images: Any) -> Any:
-        # Not resize_crop: it leaves the size of the box as the valid region of the resized image, and the operators
-        # after it read and write that region only. The defaults of random_crop are lists, which rocAL refuses.
+        # resize_crop is unusable: it marks the size of the box as the valid region of the resized image, and later
+        # operators read and write that region only. The defaults of random_crop are lists, which rocAL refuses.
         defaults = dict.fromkeys(("crop_area_factor", "crop_aspect_ratio", "crop_pox_x", "crop_pox_y"))
         box = rocal.fn.random_crop(images, **defaults, **_stored(rocal))
         return _resize(rocal, box, size, mirror(rocal), _MEAN, _STD)
@@ -274,12 +276,13 @@ def resnet_eval(
     threads: int | None = None,
     device_id: int | None = None,
 ) -> Any:
-    """The short side resized to `resize`, the middle `size` x `size`, normalised by ImageNet's mean and deviation."""
+    """A pipeline for evaluation: the short side is resized to `resize`, the centre `size` x `size` is cropped, and
+    normalised by the mean and standard deviation of ImageNet. Raises ValueError if `resize` is smaller than `size`."""
     return _over(source, resnet_eval_ops(size=size, resize=resize), Machine(device, threads, device_id), seed=0)
 
 
 def resnet_eval_ops(*, size: int = 224, resize: int = 256) -> Ops:
-    """What `resnet_eval` does to decoded images, for other readers: (rocAL, node) -> node."""
+    """The operators of `resnet_eval`, for other readers: (rocAL, node) -> node. Raises ValueError."""
     if resize < size:
         raise ValueError(f"resize {resize} is smaller than size {size}, so the crop does not fit")
 
@@ -291,7 +294,7 @@ def resnet_eval_ops(*, size: int = 224, resize: int = 256) -> Ops:
             interpolation_type=rocal.types.LINEAR_INTERPOLATION,
             **_stored(rocal),
         )
-        # The size goes into `crop`: its default is a pair of zeros, which overrides crop_w and crop_h.
+        # Pass the size as `crop`: its default, a pair of zeros, overrides crop_w and crop_h.
         return rocal.fn.crop_mirror_normalize(
             small, crop=[size, size], mean=_MEAN, std=_STD, mirror=0, **_normalised(rocal)
         )
@@ -312,17 +315,17 @@ def _resize(rocal: Any, images: Any, size: int, mirror: Any, mean: list[float], 
 
 
 def _stored(rocal: Any) -> dict[str, Any]:
-    """The form of images between two operators."""
+    """The arguments for the layout and dtype of images between two operators."""
     return {"output_layout": rocal.types.NHWC, "output_dtype": rocal.types.UINT8}
 
 
 def _normalised(rocal: Any) -> dict[str, Any]:
-    """The form of the results."""
+    """The arguments for the layout and dtype of results."""
     return {"output_layout": rocal.types.NCHW, "output_dtype": rocal.types.FLOAT}
 
 
 def _mirror(flip: float) -> Callable[[Any], Any]:
-    """The argument `mirror` of a graph for a probability."""
+    """A function of rocAL that makes the argument `mirror` for a probability. Raises ValueError."""
     if not 0 <= flip <= 1:
         raise ValueError(f"flip is a probability, not {flip}")
     if flip in (0, 1):
@@ -331,7 +334,8 @@ def _mirror(flip: float) -> Callable[[Any], Any]:
 
 
 def _check_box(source: RocalSource, crop: Crop) -> None:
-    """The box is in pixels of the decoded image, so all images must have one size, and be decoded at it."""
+    """Check that all images have the same size, contain the box, and are decoded at their size, because the box is in
+    pixels of the decoded image. Raises DatasetError and ValueError."""
     sides = np.stack(upright_sides(source.reader.info), axis=1)
     sizes = np.unique(sides[sides.all(axis=1)], axis=0)  # those of damaged images are unknown
     if len(sizes) != 1:
@@ -351,50 +355,51 @@ def _check_box(source: RocalSource, crop: Crop) -> None:
         raise ValueError(f"the box {crop} is not within the images, {height} x {width} (height, width)")
 
 
-# `RocalLoader`: the batches of a rocAL pipeline over `external_source`, as many as there are and in the order fed.
+# `RocalLoader`: the batches of a rocAL pipeline over `external_source`, in order, with the exact number of samples.
 #
 # with RocalLoader(pipeline, source) as loader:
 #     for epoch in range(90):
-#         for images, labels in loader:       # arrays of your own: float32 [128, 3, 224, 224], int64 [128]
+#         for images, labels in loader:       # copies: float32 [128, 3, 224, 224], int64 [128]
 #             ...
 #
-# rocAL's own iterator is fed batch by batch, and drained before it is reset or released, since it would hang otherwise.
-#
-# From the moment a pipeline is built its threads wait for input, and nothing else wakes them: a reset or release would
-# then wait forever. So every epoch ends in the same way, whether all was read, the loop was left or an error was
-# raised: padding is fed, the last of it as the end of the sequence, and run through to StopIteration.
+# The loader feeds rocAL's iterator batch by batch, and drains it before a reset or release, which would hang otherwise:
+# from the moment a pipeline is built, its threads wait for input, and only input wakes them. So every epoch ends in the
+# same way, also after a break or an error: the loader feeds padding, marks the last of it as the end of the sequence,
+# and runs the pipeline up to StopIteration.
 #
 #     waiting   built or reset, nothing fed   → begin, close (which feeds padding first)
 #     fed       in the middle of an epoch     → end, which drains
 #     drained   StopIteration was raised      → begin, which resets; close, which releases
 #
-# While a batch is fed, rocAL's thread that takes it may wake too early, take an image twice and show all later images
-# of the epoch one row late, under the labels of others. So the first padding batch is examined: its rows are one grey
-# image, and any other row is an image that should have come before.
+# While a batch is fed, the receiving thread of rocAL can wake too early. It then takes an image twice, and all later
+# images of the epoch are one row late, under wrong labels. So the loader examines the first padding batch: all of its
+# rows are the same grey image, and any other row is an image that is late.
 #
-# Of the iterator `amd.rocal.plugin.generic.ROCALGenericIterator` this uses next, reset, and its attributes index,
-# num_batches and eos: reset does not change those, and they determine whether a further batch is fed at all. The
-# iterator of plugin.pytorch cannot be used, as it calls the extension with one argument too many.
+# The loader uses next and reset of `amd.rocal.plugin.generic.ROCALGenericIterator`, and its attributes index,
+# num_batches and eos, which determine whether a further batch is fed; reset does not change them. The iterator of
+# plugin.pytorch is unusable, because it calls the extension with one argument too many.
 
 
 _Arrays: TypeAlias = list[npt.NDArray[Any]]
-_GREY = 0.1  # of normalised values: 6 of 255 or more
+_GREY = 0.1  # tolerance of normalised values, about 6 of 255 or more
 _used: weakref.WeakSet[Any] = weakref.WeakSet()  # a pipeline is released once, by one loader
 
 
 class RocalLoader:
-    """Iterate over a built pipeline; each `for` loop is one epoch.
+    """Iterates over a built pipeline; each `for` loop is one epoch.
 
-    pipeline: built over `source`, such as those of `readers.rocal.pipelines`.
-    fields: what a batch consists of: "image" (an array [n, …] for each output of the pipeline, on the host), "label"
-        (int64 [n], -1 without one), "key" (list of str), "index" (int64 [n]), other fields of the set (lists of what
-        `readers.fields` makes of them, None where a sample lacks one). n is batch_size, or less at the end of an epoch
-        and where bad samples are skipped. Masks, boxes and points cannot follow what rocAL draws: ValueError.
+    pipeline: built over `source`, for example by `resnet_train`.
+    fields: the parts of a batch: "image" (an array [n, …] in host memory for each output of the pipeline), "label"
+        (int64 [n], -1 for none), "key" (list of str), "index" (int64 [n]), and other fields of the set (lists of values
+        decoded by `readers.fields`, None for samples without the field). n is batch_size, or less at the end of an
+        epoch and after skipped samples. Masks, boxes and points raise ValueError, because they cannot follow the crops
+        and flips that rocAL draws.
 
-    A loop that is left early ends its epoch: the next one begins the next. `state_dict` names the first batch that has
-    not been handed out. Close the loader after use, or use `with`; a loader that is dropped closes itself.
-    Raises MissingRocalError, and PipelineError for errors inside rocAL: at the end of an epoch, or where the next loop
-    begins after one that was left, also for images that came out under the labels of others.
+    A `break` ends the epoch; the next loop begins the next epoch. The position in `state_dict` is the first batch that
+    was not handed out. Close the loader after use, or use `with`; an unreferenced loader closes itself.
+
+    Raises MissingRocalError, and PipelineError for errors inside rocAL. Images under wrong labels raise PipelineError
+    at the end of the epoch or, after a `break`, at the start of the next loop.
     """
 
     def __init__(self, pipeline: Any, source: RocalSource, *, fields: Sequence[str] = ("image", "label")) -> None:
@@ -410,12 +415,12 @@ class RocalLoader:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next batch belongs to."""
+        """The epoch of the next batch."""
         return self.source.epoch
 
     @property
     def bad_samples(self) -> tuple[BadSample, ...]:
-        """The samples skipped or replaced in the current or, between loops, the last epoch, on this rank."""
+        """The samples skipped or replaced on this rank in the current epoch or, between loops, in the last one."""
         return self.source.bad_samples
 
     def set_epoch(self, epoch: int) -> None:
@@ -424,19 +429,19 @@ class RocalLoader:
         self.source.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """A small dictionary of plain values; the same on every rank, and good for any number of ranks.
+        """The position as a small dictionary of plain values, the same on every rank, for any number of ranks.
 
-        It names the samples that come next. What rocAL draws, such as crops, is drawn again.
+        It determines the next samples. The random numbers of rocAL are not part of it, so crops are drawn anew.
         """
         return self.source.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Let the next loop begin where `state` was taken. Raises ResumeError; warns for that of another decoder."""
+        """Begin the next loop at the position of `state`. Raises ResumeError; warns about another decoder."""
         self._end()
         self.source.load_state_dict(state)
 
     def __len__(self) -> int:
-        """Batches of the loop under way on this rank, or of the next one: an epoch, or the rest of a resumed one."""
+        """Batches of the current or next loop on this rank: an epoch, or the rest of a resumed epoch."""
         return len(self.source)
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
@@ -451,7 +456,7 @@ class RocalLoader:
         return epoch
 
     def close(self) -> None:
-        """End a loop under way, join the reading thread and release the pipeline. Idempotent."""
+        """End the current loop, join the reading thread and release the pipeline. Idempotent."""
         self._finalizer()
 
     def __enter__(self) -> RocalLoader:
@@ -461,12 +466,12 @@ class RocalLoader:
         self.close()
 
     def _batches(self) -> Generator[tuple[Any, ...], None, None]:
-        """The rest of an epoch. However it ends, the pipeline is drained."""
+        """The rest of an epoch. The pipeline is drained at its end, also after a break or an error."""
         try:
             while (batch := self.source.prepare()) is not None:
                 yield self._collect(batch, self._feeder.run())
         except BaseException:
-            with contextlib.suppress(PipelineError):  # the first error counts; the next loop and `close` raise this one
+            with contextlib.suppress(PipelineError):  # raise the first error; the next loop and `close` raise this one
                 self._feeder.end()
             raise
         self._feeder.end()
@@ -474,7 +479,8 @@ class RocalLoader:
         self._feeder.check()
 
     def _collect(self, batch: SourceBatch, outputs: _Arrays) -> tuple[Any, ...]:
-        """Labels are those that were fed: the labels that rocAL returns are the same memory, which proves nothing."""
+        """The parts of a batch. Labels are those that were fed: those of rocAL are the same memory, so a comparison
+        would find no errors."""
         values: list[Any] = []
         reader, fields = self.source.reader, self._fields
         stored = [fields.decode(some) for some in fields.read(reader, batch.rows)] if fields.stored else []
@@ -488,7 +494,7 @@ class RocalLoader:
         return tuple(values)
 
     def _end(self) -> None:
-        """End a loop under way: it returns no further batch."""
+        """End the current loop; it returns no further batch."""
         epoch = self._running() if self._running else None
         if epoch is not None:
             epoch.close()
@@ -507,14 +513,14 @@ class _Feeder:
         _used.add(pipeline)
         self._source = source
         self._state: Literal["waiting", "fed", "drained"] = "waiting"
-        self._late = 0  # rows of the padding of the last epoch that show images
+        self._late = 0  # rows of padding in the last epoch with images of samples
 
     @property
     def closed(self) -> bool:
         return self._iterator is None
 
     def begin(self, steps: int) -> None:
-        """Prepare for an epoch of `steps` batches; the one before must have been ended."""
+        """Prepare for an epoch of `steps` batches; call `end` for the epoch before it first."""
         iterator = self._iterator
         if self._state == "drained":
             _translated(iterator.reset)
@@ -522,7 +528,7 @@ class _Feeder:
         iterator.index, iterator.eos, iterator.num_batches = 0, False, steps + PADDING_BATCHES
 
     def run(self) -> _Arrays:
-        """Feed the next batch of the source: the outputs, in memory that rocAL will reuse."""
+        """Feed the next batch of the source, and return the outputs, in memory that rocAL will reuse."""
         self._state = "fed"
         try:
             outputs, _ = _translated(self._iterator.__next__)
@@ -531,14 +537,14 @@ class _Feeder:
         return cast(_Arrays, outputs)
 
     def end(self) -> None:
-        """Let the epoch end here, at any of its batches. Idempotent."""
+        """End the epoch after any of its batches. Idempotent."""
         if not self.closed:
             self._source.stop()
             if self._state == "fed":
                 self._drain()
 
     def check(self) -> None:
-        """Raises PipelineError, once, where the epoch that has ended showed images under the labels of others."""
+        """Raise PipelineError, once, if the last epoch had images under wrong labels."""
         late, self._late = self._late, 0
         if late:
             raise PipelineError(
@@ -547,7 +553,7 @@ class _Feeder:
             )
 
     def close(self) -> None:
-        """Drain and release. Where draining fails the pipeline is never released, as the release would not return."""
+        """Drain and release the pipeline. If draining fails, it is never released, because the release would hang."""
         iterator = self._iterator
         if iterator is None:
             return
@@ -563,24 +569,25 @@ class _Feeder:
             self._source.close()
 
     def _drain(self) -> None:
-        """Feed padding to the end of the sequence, and take what is left. The source is stopped: it returns padding."""
+        """Feed padding up to the end of the sequence, and take the remaining batches. The source must be stopped, so
+        that it returns padding."""
         iterator = self._iterator
         iterator.eos, iterator.num_batches = False, iterator.index + PADDING_BATCHES
-        most = PADDING_BATCHES + 2 * PREFETCH + 2  # all queues of rocAL have at most these
+        most = PADDING_BATCHES + 2 * PREFETCH + 2  # the queues of rocAL hold at most this many
         for step in range(most):
             try:
                 outputs, _ = _translated(iterator.__next__)
                 if step == 0 and self._state == "fed" and self._source.grey_is_grey:
                     self._late = max(_rows_with_images(output) for output in outputs)
             except StopIteration:
-                if iterator.eos:  # otherwise a run failed, which rocAL reports in no other way, and its threads wait
+                if iterator.eos:  # otherwise a run failed, which rocAL does not report, and its threads still wait
                     self._state = "drained"
                     return
         raise PipelineError(f"rocAL does not end: {most} steps after the last batch it still has some, or fails")
 
 
 def _translated(call: Callable[[], Any]) -> Any:
-    """The result of a call into rocAL. Raises StopIteration as it is, all else as PipelineError."""
+    """The result of a call into rocAL. Raises StopIteration unchanged, any other error as PipelineError."""
     try:
         return call()
     except (StopIteration, PipelineError):
@@ -590,7 +597,7 @@ def _translated(call: Callable[[], Any]) -> Any:
 
 
 def _rows_with_images(output: npt.NDArray[Any]) -> int:
-    """How many rows of a padding batch, float [n, 3, h, w] and normalised, are not the grey image of the last row."""
+    """Number of rows of a padding batch, float [n, 3, h, w], normalised, that differ from the grey last row."""
     flat = output.reshape(*output.shape[:2], -1)
     grey = np.abs(flat.mean(axis=2) - flat[-1].mean(axis=1)).max(axis=1) < _GREY
     return int(np.count_nonzero(~(grey & (flat.std(axis=2).max(axis=1) < _GREY))))

@@ -1,4 +1,4 @@
-"""`RocalSource`: samples of any reader for `fn.external_source(…, mode=EXTSOURCE_RAW_COMPRESSED)`.
+"""`RocalSource`: an external source of rocAL over any reader, for the mode EXTSOURCE_RAW_COMPRESSED.
 
     source = external_source(reader, 128, seed=1)
     encoded, _ = fn.external_source(source, mode=types.EXTSOURCE_RAW_COMPRESSED,
@@ -6,15 +6,15 @@
 
     next(source) -> images, labels, lengths
         images    list of exactly batch_size contiguous uint8 arrays, each a whole JPEG that rocAL decodes
-        labels    int32 [batch_size]; -1 where a sample has none, and in padding
-        lengths   list of batch_size ints: the bytes of each
+        labels    int32 [batch_size]; -1 for samples without a label, and for padding
+        lengths   list of batch_size ints: the size of each image in bytes
 
-rocAL takes no short batch. The first rows are samples of the epoch; a bad sample that is skipped leaves no gap. The
-rest is filled up with repeats, which `RocalLoader` removes.
+rocAL does not accept partial batches. The first rows of a batch are samples of the epoch, without gaps for skipped
+samples. The remaining rows are repeats, which `RocalLoader` removes.
 
-rocAL keeps addresses and no references, so the source keeps the last batches. Behind the batches of an epoch come
-padding batches, PADDING_BATCHES of which `n` includes: what rocAL drops or mixes up at the end of an epoch is then
-padding. `RocalLoader` removes these as well.
+rocAL keeps addresses of arrays but no references, so the source keeps the last batches. The batches of an epoch are
+followed by padding batches, so that the images that rocAL drops or mixes up at the end of an epoch are padding. `n`
+includes PADDING_BATCHES of them. `RocalLoader` removes these as well.
 """
 
 from __future__ import annotations
@@ -44,48 +44,48 @@ from readers.order.base import Int64s
 from readers.reader import SAMPLE_ERRORS, Reader
 from readers.table import NO_LABEL, Buffer, ImageInfo, upright_sides
 
-# What rocAL may be given: JPEGs that its decoder decodes, and nothing else.
+# rocAL may only get JPEGs that its decoder can decode.
 #
-# rocAL decodes external sources by TurboJPEG and does not report when that fails: an image without a readable header
-# becomes another image of the batch, under the original label; truncated and CMYK images become garbage; EXIF
-# orientation is ignored. So each image is examined before it is handed over:
+# rocAL decodes external sources with TurboJPEG and does not report errors: an image without a readable header becomes
+# another image of the batch, under the original label; truncated and CMYK images become garbage; EXIF orientation is
+# ignored. So each image is checked first:
 #
-#     a whole JPEG of 8 bits, 1 or 3 components, upright, of usual sampling    is handed over unchanged, without a copy
-#     any other whole image    is decoded and encoded again as a baseline JPEG, 4:4:4
-#     a bad header, no end marker, another size than the index's, what our decoder cannot decode    is a BadSampleError
+#     complete JPEG, 8 bits, 1 or 3 components, upright, common subsampling    passed on unchanged, without a copy
+#     any other complete image    decoded, and encoded again as a baseline JPEG, 4:4:4
+#     bad header, no end marker, size not that of the index, or not decodable    BadSampleError
 #
-# As in `readers.decode`, damage inside the entropy-coded data is not noticed here: the CRC32C of the index finds it
+# As in `readers.decode`, these checks do not find damage inside the entropy-coded data; the CRC32C of the index does
 # (`readers.open(…, verify=True)`).
 
 
-_PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: what TurboJPEG decodes in every version
+_PROCESSES = (0xC0, 0xC1, 0xC2)  # baseline, extended, progressive: every version of TurboJPEG decodes these
 _LUMA_SAMPLING = (0x11, 0x21, 0x22, 0x12, 0x41)  # 4:4:4, 4:2:2, 4:2:0, 4:4:0, 4:1:1
-_LEAST_SCALE = 8  # TurboJPEG decodes at 1/8 or more; rocAL crops what is larger still
+_LEAST_SCALE = 8  # TurboJPEG scales down to 1/8 at most; rocAL crops larger images
 
 
 class Limits(NamedTuple):
-    """The largest decoded image, in pixels. rocAL enlarges or reduces what it decodes to the best fit."""
+    """The largest size of decoded images, in pixels. rocAL scales each image to fit it best."""
 
     height: int
     width: int
 
 
 class Vetted(NamedTuple):
-    """data: contiguous, uint8 [n]. reason: why it was encoded again, "" where it was not."""
+    """An image for rocAL. data: a JPEG, contiguous, uint8 [n]. reason: why it was encoded again, "" if it was not."""
 
     data: npt.NDArray[np.uint8]
     reason: str
 
 
 def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, quality: int) -> Vetted:
-    """The JPEG to give to rocAL for an image.
+    """Check an image for rocAL, and convert it to a JPEG that rocAL decodes if necessary.
 
-    limits: of decoded images.
-    size: (height, width) as stored by the index, 0 where it does not know.
-    convert: encode images again that rocAL does not decode.
-    quality: of JPEGs that are encoded again.
+    limits: the largest size of decoded images.
+    size: (height, width) in the index, as stored; 0 if unknown.
+    convert: encode images again that rocAL cannot decode.
+    quality: of the JPEGs that are encoded again.
 
-    Raises BadSampleError for an image that is not whole, and, without `convert`, for one that rocAL does not decode.
+    Raises BadSampleError for an incomplete image, and, without `convert`, for one that rocAL cannot decode.
     """
     header, frame = read_frame(data)
     if all(size) and (header.height, header.width) != size:
@@ -101,13 +101,13 @@ def vet(data: Buffer, limits: Limits, *, size: tuple[int, int], convert: bool, q
 
 
 def blank(size: Limits) -> npt.NDArray[np.uint8]:
-    """A grey JPEG, for rows of padding."""
+    """A uniform grey JPEG, for rows of padding."""
     grey = np.full((size.height, size.width, 3), 128, np.uint8)
     return np.frombuffer(simplejpeg.encode_jpeg(grey, 95, "RGB", "444"), np.uint8)
 
 
 def limits_of(reader: Reader, *, cap: int) -> Limits:
-    """The largest upright height and width of a set, by its index, and neither above `cap`. Raises DatasetError."""
+    """The largest upright height and width in the index of a set, at most `cap` each. Raises DatasetError."""
     height, width = upright_sides(reader.info)
     if not len(height) or not height.any():
         raise DatasetError("the index does not know the size of any image: give max_height and max_width")
@@ -115,13 +115,13 @@ def limits_of(reader: Reader, *, cap: int) -> Limits:
 
 
 def decodable(info: ImageInfo) -> npt.NDArray[np.bool_]:
-    """Which images rocAL decodes unchanged, by header facts of the index."""
+    """Which images rocAL decodes without conversion, by the header values of the index: bool [n]."""
     jpeg = (info.media == MEDIA.index("jpeg")) & np.isin(info.components, (1, 3)) & np.isin(info.process, _PROCESSES)
     return np.asarray(jpeg & (info.orientation == 1))
 
 
 def _obstacle(header: ImageHeader, limits: Limits) -> str:
-    """Why rocAL must not get this image unchanged, "" where it may."""
+    """Why rocAL must not get an image with this header unchanged; "" if it may."""
     if header.media != "jpeg":
         return f"{header.media} images"
     if header.components not in (1, 3):
@@ -136,10 +136,10 @@ def _obstacle(header: ImageHeader, limits: Limits) -> str:
 
 
 def _unusual(data: Buffer, frame: int, components: int) -> str:
-    """Why TurboJPEG leaves a JPEG undecoded, though it reads the header; frame: the byte that holds the height.
+    """Why TurboJPEG cannot decode a JPEG although it reads the header; "" if it can. frame: position of the height.
 
-    T.81, B.2.2: the precision comes before the height; behind height, width and the number of components come three
-    bytes for each component: its id, its sampling factors and its table.
+    T.81, B.2.2: the precision comes before the height; after height, width and the number of components, each component
+    has three bytes: its identifier, its sampling factors and its table.
     """
     if data[frame - 1] != 8:
         return f"JPEGs of {data[frame - 1]} bits"
@@ -166,11 +166,11 @@ def _encode(data: Buffer, header: ImageHeader, limits: Limits, quality: int) -> 
 
 
 DECODER = "rocal"
-# With deeper queues rocAL's reset waits for a thread that waits for input, and holds the interpreter's lock meanwhile.
+# With deeper queues, rocAL's reset deadlocks: it holds the GIL and waits for a thread that waits for input.
 PREFETCH = 2
-# In real runs of the CPU backend, two were enough for every wrong batch of about 120 epochs to be padding.
+# In about 120 epochs on the CPU backend, every wrong batch was one of the last two.
 PADDING_BATCHES = 2
-# More than rocAL can have under way: its queues before and behind the decoder, and the batch that is being decoded.
+# More than rocAL can hold: its queues before and after the decoder, and the batch in the decoder.
 _KEPT_BATCHES = 2 * PREFETCH + 2
 _MAX_SIDE = 1024
 _SMALL = Limits(16, 16)
@@ -194,18 +194,17 @@ def external_source(
     max_width: int | None = None,
     ahead: int = 3,
 ) -> RocalSource:
-    """The samples of `reader` for rocAL, in batches of exactly `batch_size`, 2 or more. Needs no rocAL itself.
+    """The samples of `reader` for rocAL, in batches of exactly `batch_size`, 2 or more. Works without rocAL.
 
-    order, shuffle, seed, ranks, on_error: as in `readers.loader.ImageLoader`, with the same samples in
-        the same order.
-    convert: images that rocAL does not decode (PNG and other media, CMYK, EXIF-rotated, very large) are encoded again
-        as JPEGs, 4:4:4; otherwise they are bad samples.
+    order, shuffle, seed, ranks, on_error: as in `readers.loader.ImageLoader`, with the same samples in the same order.
+    convert: encode images that rocAL cannot decode (PNG and other media, CMYK, EXIF-rotated, very large) again as
+        JPEGs, 4:4:4. If False, they are bad samples.
     quality: of these JPEGs, 95 to 100.
-    max_height, max_width: of decoded images, in pixels; by default the largest of the set, at most 1024. rocAL enlarges
-        smaller images and keeps batch_size x max_height x max_width x 3 bytes several times.
-    ahead: batches read ahead by a thread.
+    max_height, max_width: the largest size of decoded images, in pixels; by default that of the set, at most 1024.
+        rocAL enlarges smaller images, and allocates batch_size x max_height x max_width x 3 bytes several times.
+    ahead: number of batches that a thread reads ahead.
 
-    Raises ValueError, and DatasetError where the index knows no sizes.
+    Raises ValueError, and DatasetError if the index has no sizes and max_height or max_width is missing.
     """
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
@@ -223,7 +222,7 @@ def external_source(
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What `external_source` takes besides the arguments of a feed. Raises ValueError."""
+    """The options of `external_source` that are not those of a feed. Raises ValueError."""
 
     limits: Limits
     convert: bool
@@ -240,18 +239,18 @@ class SourceOptions:
 
 
 class RocalSource(FeedPosition):
-    """An iterator for rocAL, see `external_source`. One thread at a time may use it."""
+    """An iterator over batches for rocAL; made by `external_source`. For one thread at a time."""
 
     def __init__(self, feed: Feed, options: SourceOptions) -> None:
         super().__init__(feed)
         self.options = options
-        self.grey_is_grey = False  # whether the pipeline makes normalised images, and of grey ones grey ones
+        self.grey_is_grey = False  # whether the results are normalised, and grey images remain grey
         self._converted: Counter[str] = Counter()
-        self._ahead: Ahead[SourceBatch] | None = None  # only while an epoch is under way
+        self._ahead: Ahead[SourceBatch] | None = None  # only during an epoch
         self._finalizer: weakref.finalize[..., Any] | None = None
-        self._steps = self._untaken = 0  # batches of the epoch under way, and those of them that have not been taken
+        self._steps = self._untaken = 0  # batches of the current epoch, and how many of them are left
         self._ready: SourceBatch | None = None
-        # Grey images, so large that a box of any other image is within them.
+        # Grey images of the largest size, so that any box of another image fits into them.
         self._padding = _fill([], [], feed.batch_size, blank(options.limits))
         self._kept: deque[_Fed] = deque(maxlen=_KEPT_BATCHES)
         feed.schedule()
@@ -259,24 +258,24 @@ class RocalSource(FeedPosition):
     # --- what rocAL asks ------------------------------------------------------------------------------------------
     @property
     def n(self) -> int:
-        """Images that rocAL expects: those of the epoch to come, or under way, and the padding."""
+        """Number of images for rocAL: those of the current or next epoch, and the padding."""
         return (len(self) + PADDING_BATCHES) * self.batch_size
 
     @property
     def max_height(self) -> int:
-        """For `fn.external_source`: no decoded image is higher."""
+        """The largest height of decoded images, for `fn.external_source`."""
         return self.options.limits.height
 
     @property
     def max_width(self) -> int:
-        """For `fn.external_source`: no decoded image is wider."""
+        """The largest width of decoded images, for `fn.external_source`."""
         return self.options.limits.width
 
     def __iter__(self) -> RocalSource:
         return self
 
     def __next__(self) -> _Fed:
-        """The next batch, or padding where the epoch has none; begins an epoch if none is under way."""
+        """The next batch, or padding after the last batch of an epoch; starts an epoch if necessary."""
         if self._ahead is None and self._place.begun is None:
             self.start()
         batch, fed = self.prepare(), self._padding
@@ -291,7 +290,7 @@ class RocalSource(FeedPosition):
 
     # --- epochs ---------------------------------------------------------------------------------------------------
     def start(self) -> None:
-        """Begin the next epoch, or continue where `load_state_dict` said; an epoch under way is abandoned."""
+        """Begin the next epoch, or continue at the position of `load_state_dict`; abandons the current epoch."""
         self.stop()
         run, first = self._join(self._place.next)
         feed = replace(self._feed.at(self._place.next), run=run)
@@ -302,20 +301,20 @@ class RocalSource(FeedPosition):
         self._finalizer = weakref.finalize(self, self._ahead.stop)
 
     def prepare(self) -> SourceBatch | None:
-        """The batch that `next` will return, None for padding. Raises what is wrong with it here, not inside rocAL."""
+        """The batch that `next` will return, None for padding. Errors of the batch are raised here, outside rocAL."""
         if self._ready is None and self._untaken and self._ahead is not None:
             self._ready = self._ahead.take()
             self._untaken -= 1
         return self._ready
 
     def finish(self) -> None:
-        """End an epoch whose batches have all been used; the next `start` begins the one after it."""
+        """End an epoch after its last batch; the next `start` begins the epoch after it."""
         self.stop()
         self._warn(stacklevel=3)
         self._put(self._place.next)
 
     def stop(self) -> None:
-        """End the reading thread: from now on `next` returns padding. Idempotent."""
+        """End the reading thread; after this, `next` returns padding. Idempotent."""
         if self._finalizer is not None:
             self._finalizer()
         self._ahead = self._finalizer = self._ready = None
@@ -324,11 +323,11 @@ class RocalSource(FeedPosition):
     # --- where it is ----------------------------------------------------------------------------------------------
     @property
     def converted(self) -> dict[str, int]:
-        """How many images of the current or last epoch were encoded again for rocAL, by reason."""
+        """Number of images of the current or last epoch that were encoded again for rocAL, by reason."""
         return dict(self._converted)
 
     def __len__(self) -> int:
-        """Batches of the epoch under way on this rank, used ones included, or of the next one; without padding."""
+        """Batches of the current epoch on this rank, used ones included, or of the next epoch; without padding."""
         if self._ahead is not None:
             return self._steps
         return self._feed.at(self._place.next).steps()
@@ -346,8 +345,8 @@ class RocalSource(FeedPosition):
 # --- one batch --------------------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True)
 class SourceBatch:
-    """fed: what rocAL gets. rows: int64 [n], the samples in its first n images. cursor: of the epoch, once this batch
-    has been used. converted: how many images were encoded again, by reason."""
+    """A batch for rocAL. fed: (images, labels, lengths). rows: int64 [n], the samples of its first n images. cursor: of
+    the epoch after this batch. converted: number of images that were encoded again, by reason."""
 
     fed: _Fed
     rows: Int64s
@@ -358,13 +357,13 @@ class SourceBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """The batches of a feed's first epoch."""
+    """Makes the batches of the first epoch of a feed."""
 
     feed: Feed
     options: SourceOptions
 
     def make(self, step: int) -> SourceBatch:
-        """The batch of a step. Raises BadSampleError where on_error="raise"."""
+        """The batch of a step. Raises BadSampleError with on_error="raise", and ValueError for labels beyond int32."""
         epoch = self.feed.start.epoch
         positions, rows = self.feed.rows(epoch, step)
         settled = self.feed.settle(epoch, positions, rows, self._vet(rows), self._vet_one)
@@ -377,7 +376,7 @@ class _Work:
         return SourceBatch(fed, settled.rows, self.feed.after(step + 1).cursor, settled.bad, converted)
 
     def _vet(self, rows: Int64s) -> Iterator[Vetted | Exception]:
-        """The image of each row as rocAL gets it, or what is wrong with it."""
+        """The checked image of each row, or its error."""
         info, options = self.feed.reader.image_info(rows), self.options
         sizes = zip(info.height.tolist(), info.width.tolist(), strict=True)
         for data, size in zip(self.feed.read(rows), sizes, strict=True):
@@ -398,7 +397,7 @@ class _Work:
 def _fill(
     images: list[npt.NDArray[np.uint8]], labels: list[int], batch_size: int, filler: npt.NDArray[np.uint8]
 ) -> _Fed:
-    """A batch for rocAL, filled up with `filler`."""
+    """A batch of `batch_size` images for rocAL, padded with `filler`."""
     missing = batch_size - len(images)
     images = [*images, *[filler] * missing]
     return images, np.array([*labels, *[NO_LABEL] * missing], np.int32), [len(image) for image in images]

@@ -1,5 +1,6 @@
-"""Ops on colours: brightness, contrast and saturation, as Pillow's `ImageEnhance`; hue, in the HSV of Smith (1978);
-greyscale, by the luma of ITU-R BT.601, as in torchvision and Pillow's mode "L"; and normalisation by channel.
+"""Ops on pixel values: brightness, contrast and saturation, as in Pillow's `ImageEnhance`; hue, in the HSV of Smith
+(1978); greyscale, by the luma of ITU-R BT.601, as in torchvision and Pillow's mode "L"; normalisation by channel; blur,
+erasing, MixUp and CutMix.
 """
 
 from __future__ import annotations
@@ -43,8 +44,11 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 class ColorJitter(Op):
     """Jitter brightness, contrast and saturation, in this order, by random factors from [max(0, 1-x), 1+x]; then hue.
 
-    These blend with black, with the mean of the grey image, and with the grey image; each step is clamped to 0..255.
-    The hue is rotated by -hue to +hue of the circle, at most 0.5.
+    brightness, contrast, saturation: x, at least 0. These changes blend the image with black, with the mean of the grey
+    image, and with the grey image; each result is clamped to 0..255.
+    hue: the largest rotation of the hue in either direction, in turns, at most 0.5.
+
+    Raises ValueError for parameters out of range.
     """
 
     brightness: float = 0.0
@@ -93,7 +97,7 @@ class ColorJitter(Op):
 
 
 def _turn_hue(images: torch.Tensor, turns: Any) -> torch.Tensor:
-    """Rotate the hue of each pixel; its largest and smallest values do not change.
+    """Rotate the hue of each pixel; the largest and the smallest of its three values do not change.
 
     turns: a number, or float32 [n, 1, 1, 1].
     """
@@ -135,7 +139,7 @@ def _turned_hue_node(dali: Any, images: Any, turns: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomGrayscale(Op):
-    """Convert to greyscale with probability p; the image keeps its three channels."""
+    """Convert an image to greyscale with probability p; it keeps its three channels."""
 
     p: float = 0.1
 
@@ -164,10 +168,10 @@ class RandomGrayscale(Op):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Normalize(Op):
-    """Normalise channels, (x / 255 - mean) / std, to floats. It must be the last op on single images in a list.
+    """Normalise each channel to floats: (x / 255 - mean) / std. It must be the last op on single images in a list.
 
-    With decode="unchanged", give as many means and deviations as images have channels; uint16 is divided by 65535,
-    float32 and int32 are not divided.
+    mean, std: one number for each channel. With decode="unchanged", uint16 values are divided by 65535 and not by 255,
+    and float32 and int32 values are not divided.
     """
 
     mean: tuple[float, ...]
@@ -187,8 +191,8 @@ class Normalize(Op):
 
 
 def channel_factors(normalize: Normalize | None, largest: float = 255.0, channels: int = 3) -> list[list[float]]:
-    """(factors, summands) for each channel that normalise values from 0 to `largest`, or scale them to 0..1 without
-    `normalize`.
+    """[factors, summands], one of each for each channel, that normalise values from 0 to `largest`; without `normalize`
+    they scale values to 0..1.
     """
     mean, std = (normalize.mean, normalize.std) if normalize else ((0.0,) * channels, (1.0,) * channels)
     return [[1.0 / (largest * s) for s in std], [-m / s for m, s in zip(mean, std, strict=True)]]
@@ -205,7 +209,10 @@ _VALUES = 1 << 24  # most values of the matrices of images processed at a time: 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GaussianBlur(Op):
-    """Gaussian blur with probability p; the standard deviation in pixels is from `sigma`. Edges are mirrored."""
+    """Gaussian blur with probability p. Edges are mirrored.
+
+    sigma: the range of the random standard deviation, in pixels.
+    """
 
     sigma: tuple[float, float] = (0.1, 2.0)
     p: float = 1.0
@@ -249,7 +256,7 @@ class GaussianBlur(Op):
         return dali.fn.gaussian_blur(images, sigma=parameters[0], window_size=window)
 
     def dali_parameters(self, parameters: Floats, heights: Floats, widths: Floats) -> Floats:
-        """The standard deviation and the side of the kernel, 1 for images without blur."""
+        """The standard deviation and the side of the kernel; both are 1 for images without blur."""
         reach = np.maximum(1, np.ceil(_REACH_SIGMAS * parameters)) * (parameters > 0)
         return np.concatenate([np.where(parameters > 0, parameters, 1.0), 2 * reach + 1], axis=1)
 
@@ -259,7 +266,7 @@ def _reach(sigma: float) -> int:
 
 
 def _multiplied(matrices: torch.Tensor, images: torch.Tensor, largest: float) -> torch.Tensor:
-    """The product over the rows of large images, skipping most zeros off the diagonal."""
+    """The product of banded matrices with large images along their rows, without most zeros off the diagonal."""
     out, reach, length = images.clone(), _reach(largest), images.shape[2]
     for start in range(0, length, _BLOCK):
         rows, near = slice(start, start + _BLOCK), slice(max(0, start - reach), start + _BLOCK + reach)
@@ -268,7 +275,8 @@ def _multiplied(matrices: torch.Tensor, images: torch.Tensor, largest: float) ->
 
 
 def _matrices(length: int, sigma: torch.Tensor, largest: float) -> torch.Tensor:
-    """[n, length, length]: row i has the weights of the source pixels of pixel i; the unit matrix for sigma 0."""
+    """The matrices of the blur, [n, length, length]: row i has the weights of the source pixels of pixel i. For sigma 0
+    it is the identity matrix."""
     import torch
 
     reach = _reach(largest)
@@ -303,11 +311,11 @@ _ERASING_TRIES = 10
 
 @dataclass(frozen=True, slots=True, repr=False)
 class RandomErasing(Op):
-    """Erase a random box, with probability p: its share of the area is from `scale`, its height / width from `ratio`.
+    """Erase a random box, with probability p. If no box fits in ten tries, nothing is erased.
 
-    If no box fits in ten tries, nothing is erased. value: one value for all channels, one for each, or "random" for
-    noise in each pixel; 0 to 255, because ops on pixels come before Normalize. What torchvision calls 0 after
-    normalisation is the mean times 255 here.
+    scale: the range of its share of the area. ratio: the range of its height / width.
+    value: one value for all channels, a tuple of three, or "random" for noise in each pixel. Values are 0 to 255,
+    because pixel ops come before Normalize: the equivalent of torchvision's 0 after normalisation is 255 * mean.
     """
 
     p: float = 0.5
@@ -369,7 +377,7 @@ class RandomErasing(Op):
 
     @property
     def on_dali(self) -> bool:
-        """Whether DALI can execute it; noise has no DALI node."""
+        """Whether DALI can execute the op; noise has no DALI node."""
         return self.value != "random"
 
     def dali(self, dali: Any, images: Any, parameters: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Flips, and rotation about the centre, as Pillow's `Image.rotate`."""
+"""Flips, rotation about the centre as in Pillow's `Image.rotate`, RandAugment and TrivialAugmentWide."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ class _Flip(Op):
         return ""
 
     def apply(self, images: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Between other ops on pixels, in a part that is cropped or resized afterwards. Parameter: 1 to flip."""
+        """Flip some of the images; only used between other pixel ops, in a part before a crop or resize. Parameter: 1
+        to flip."""
         some = [i for i, (flipped,) in enumerate(rows) if flipped]
         if len(some) == len(rows):
             return images.flip(self.flip_axis)
@@ -130,7 +131,7 @@ class RandomRotation(Op):
 
 
 def rotation(degrees: float) -> Matrix:
-    """The map of `affine` that rotates images about their centres, counter-clockwise."""
+    """The matrix for `affine` that rotates images counter-clockwise about their centres."""
     turn = math.radians(degrees)
     return math.cos(turn), -math.sin(turn), 0.0, math.sin(turn), math.cos(turn), 0.0
 
@@ -165,7 +166,8 @@ _NODE_NUMBERS = 30
 
 
 class _Changes(Op):
-    """The base of both: `num_ops` operations in sequence; parameters: number and strength of each."""
+    """Base class of RandAugment and TrivialAugmentWide: `num_ops` operations in sequence; parameters: number and
+    strength of each."""
 
     __slots__ = ()
     stage: ClassVar[Stage] = Stage.PIXELS
@@ -175,7 +177,7 @@ class _Changes(Op):
         return _changed(images, rows)
 
     def say(self, parameters: Sequence[float]) -> dict[str, Any]:
-        """The strength of each change."""
+        """The strength of each operation, by its position and name."""
         pairs = zip(parameters[::2], parameters[1::2], strict=True)
         return {f"{i} {_NAMES[int(number)]}": strength for i, (number, strength) in enumerate(pairs, 1)}
 
@@ -209,7 +211,7 @@ class RandAugment(_Changes):
             )
 
     def plan(self, planner: Planner, u: Floats) -> None:
-        """Parameters: number and strength of each change."""
+        """Parameters: number and strength of each operation."""
         ones = np.ones(len(u))
         across, down = 150 / 331 * planner.width, 150 / 331 * planner.height
         most: list[Any] = [0, 0.3, 0.3, across, down, 30, 0.9, 0.9, 0.9, 0.9, 4, 0, 0, 0]
@@ -232,7 +234,7 @@ class TrivialAugmentWide(_Changes):
             raise ValueError(f"TrivialAugmentWide: num_magnitude_bins is 2 or more, not {self.num_magnitude_bins!r}")
 
     def plan(self, planner: Planner, u: Floats) -> None:
-        """Parameters: number and strength of the change."""
+        """Parameters: number and strength of the operation."""
         share = np.floor(u[:, 2] * self.num_magnitude_bins) / (self.num_magnitude_bins - 1)
         most = [0, 0.99, 0.99, 32, 32, 135, 0.99, 0.99, 0.99, 0.99, 6, 0, 0, 0]
         planner.step(self, _picked(u[:, 0], u[:, 1], share, most))
@@ -267,7 +269,7 @@ def _changed(images: torch.Tensor, rows: Rows) -> torch.Tensor:
     return images
 
 
-# Shears about the upper left corner, translations and rotation, by strength and half the height and width.
+# Shears about the upper left corner, translations and rotation, from the strength and half the height and width.
 _MATRICES: dict[int, Callable[[float, float, float], Matrix]] = {
     1: lambda s, height, width: (1, s, s * height, 0, 1, 0),
     2: lambda s, height, width: (1, 0, 0, s, 1, s * width),
@@ -332,7 +334,8 @@ def _autocontrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
 
 
 def _equalize(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    """Equalize each channel as Pillow's `ImageOps.equalize`, in integers, without the last value that occurs."""
+    """Equalize each channel as Pillow's `ImageOps.equalize`: in integers, and the count of the largest value present
+    does not enter the step."""
     import torch
 
     count, channels, height, width = images.shape
@@ -363,15 +366,15 @@ _FUNCTIONS: tuple[_Change, ...] = (
 
 
 # --- as nodes of DALI -------------------------------------------------------------------------------------------------
-# A graph is the same for all images, so each image passes through all operations, of which all but one do nothing.
+# A graph is the same for all images, so each image passes through all operations; all but one have no effect.
 def _node_numbers(parameters: Floats, heights: Floats, widths: Floats) -> Floats:
-    """[n, 30] for each change of n images, by number and strength, [n, 2 k]:
+    """The parameters of the nodes, [n, 30] for each of k operations on n images, from number and strength, [n, 2 k]:
 
-    0-5    the matrix of `centred`
-    6-9    blended by a factor; with the grey image, with its mean, with the smooth image: 1 or 0. Else with black.
-    10-11  posterized to multiples of a step; solarized from a value on
+    0-5    the matrix from `centred`
+    6-9    the factor of the blend; 1 to blend with the grey image, its mean, or the smooth image; black if all are 0
+    10-11  the step of posterize; the first value that solarize inverts
     12-13  autocontrast, equalize: 1 or 0
-    14-29  the edges, which are never smooth: upper left corners of four boxes, and their heights and widths
+    14-29  the edges, which are never smoothed: upper left corners of four boxes, then their heights and widths
     """
     parts = []
     for number, strength in zip(parameters[:, ::2].T, parameters[:, 1::2].T, strict=True):

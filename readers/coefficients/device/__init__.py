@@ -1,11 +1,11 @@
-"""Coefficients finished on a GPU: the bytes of a batch cross the bus, and boxes of RGB are made of them there.
+"""Decoding of coefficients on a GPU: the stored bytes of a batch are copied there and decoded to boxes of RGB pixels.
 
     images, their shapes  ──►  upload, one copy  ──►  decode_rows  ──►  samples  ──►  make_pixels  ──►  pictures
 
-`decoder` is the host's part. The kernels are Triton's: `rows` finds the coefficients of a row of blocks, `transforms`
-has the inverse DCTs, `pixels` upsampling and colours. There are two, with the samples of all boxes in the device's
-memory between them: a pixel needs the chroma of its neighbours, whose blocks one kernel for both would have to
-transform once for each tile that touches them. Everything after RGB is what every other picture goes through.
+`decoder` is the part on the host. The two kernels are written in Triton: `rows` decodes the rows of blocks to samples,
+with the inverse DCTs in `transforms`, and `pixels` upsamples chroma and converts colours. The samples of all boxes are
+in device memory between the two. A single kernel would be slower: a pixel needs the chroma of its neighbours, so each
+tile would transform the blocks at its border again. After that, the pictures are processed as any other decoded image.
 """
 
 __all__: list[str] = []

@@ -1,12 +1,12 @@
-"""The host's part of finishing coefficients on a device: what is checked, what is copied, which program does what.
+"""The host part of decoding coefficients on a device: checks, copies, and the tables of the kernels.
 
-The bytes of a batch are copied as they are, all at once, each image at a multiple of 16. What the kernels have to know
-of boxes is computed here, for all images together, and follows in a second copy: a line for each component and for each
-box, and for each program the line that it works on.
+The bytes of a batch are copied unchanged in one copy, each image at a multiple of 16 bytes. The tables of the kernels
+are computed here for all images together, and follow in a second copy: a line for each component of each box, a line
+for each box, and for each program the line that it works on.
 
-Bytes are not trusted. `vetted_shape` compares the checksum, and every beginning of a row with the next and with the
-length, before anything is copied; the kernels then stay within rows. Whether the parts of a row fit, only a kernel
-sees, so `decode` waits for the device and leaves such images out.
+The bytes are not trusted. Before the copy, `vetted_shape` checks the checksum, and the beginning of every row against
+the next one and the length of the data; the kernels then read within rows only. Whether the parts of a row fit is only
+known on the device, so `decode` waits for the kernels and reports these images as damaged.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _BLOCK = 8
 _LEAST_BLOCK_BYTES = 4
 _MOST_BLOCK_BYTES = 2 + 2 + 16 + 64 + 63 * 4  # DC, heads, masks, digits, top digits
 _ALIGNMENT = 16
-_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # integers alone; what is the default depends on the version
+_OPTIONS = {"num_warps": 4, "enable_fp_fusion": False}  # defaults depend on the version; the kernels use only integers
 _Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 def vetted_shape(data: Buffer, size: tuple[int, int] | None = None) -> Shape:
-    """What the header says of coefficients that may be sent to a device. Raises BadSampleError for others.
+    """The header of coefficients that are safe to decode on a device. Raises BadSampleError for any others.
 
-    size: the (height, width) that the index promises for the upright image. Compared are the checksum, and where rows
-    begin and end; so a kernel that stays within rows stays within the image.
+    size: the (height, width) of the upright image in the index. The checksum is compared, and the rows are checked to
+    be within the image, so a kernel that reads within rows reads within the image.
     """
     shape = parse_coefficients(data)
     check_header(shape.header, size)
@@ -71,14 +71,14 @@ def _damaged(shape: Shape) -> BadSampleError:
 
 
 def places_of(lengths: Sequence[int]) -> tuple[list[int], int]:
-    """Where images of so many bytes begin in one piece of memory, at multiples of 16; and the bytes of all."""
+    """The offsets of images of these lengths in one block of memory, multiples of 16, and its size in bytes."""
     ends = np.cumsum([-(-length // _ALIGNMENT) * _ALIGNMENT for length in lengths]).tolist()
     return [0, *ends][: len(lengths)], ends[-1] if ends else 0
 
 
 @dataclass(frozen=True)
 class Uploaded:
-    """Images on a device. data: uint8, all of them; offsets: where each begins, multiples of 16; shapes: as vetted."""
+    """Images on a device. data: uint8, their bytes; offsets: of each in data; shapes: from `vetted_shape`."""
 
     data: torch.Tensor
     offsets: Sequence[int]
@@ -86,9 +86,9 @@ class Uploaded:
 
 
 class CoefficientDecoder:
-    """Makes boxes of coefficients on one device; for one thread at a time. name: for resume tokens.
+    """Decodes boxes of images from coefficients on one device; for one thread at a time.
 
-    Raises MissingExtraError without triton.
+    name: the name of the decoder in resume tokens. Raises MissingExtraError without triton.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -99,7 +99,7 @@ class CoefficientDecoder:
         self._pixels: Any = pixels
 
     def upload(self, images: Sequence[Buffer], shapes: Sequence[Shape]) -> Uploaded:
-        """Copy images to the device, in one copy on the current stream. shapes: what `vetted_shape` says of each."""
+        """Copy images to the device, in one copy on the current stream. shapes: from `vetted_shape`, of each image."""
         offsets, total = places_of([shape.total_bytes for shape in shapes])
         host = torch.empty(total, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         memory = host.numpy()
@@ -108,10 +108,10 @@ class CoefficientDecoder:
         return Uploaded(host.to(self.device, non_blocking=True), offsets, shapes)
 
     def decode(self, uploaded: Uploaded, regions: Sequence[Region]) -> list[Decoded]:
-        """The box of each image, at the scale of its region: the pixels of `readers.coefficients.decode`, as stored.
+        """The box of each image as stored, at the scale of its region; a BadSampleError for each damaged image.
 
-        The kernels are queued on the current stream; the host waits for them. Raises ValueError for a region outside
-        of its image.
+        The pixels are those of `readers.coefficients.decode`. The kernels run on the current stream, and the host waits
+        for them. Raises ValueError for a region outside its image.
         """
         if not regions:
             return []
@@ -136,7 +136,7 @@ class CoefficientDecoder:
         ]
 
     def _to_device(self, plan: _Plan) -> _Parts:
-        """All tables in one copy, each at a multiple of 16 bytes."""
+        """Copy all tables in one copy, each at a multiple of 16 bytes."""
         arrays = [plan.rows, plan.boxes, plan.box_programs, *plan.row_programs.values()]
         starts, total = _placed(np.array([array.size + (array.size & 1) for array in arrays], np.int64))
         places = [slice(start, start + array.size) for start, array in zip(starts.tolist(), arrays, strict=True)]
@@ -149,8 +149,8 @@ class CoefficientDecoder:
 
 
 class _Parts(NamedTuple):
-    """On the device, int64: the tables of `rows` and `pixels`, and for each program its line; of rows by the samples of
-    a block in a line."""
+    """The tables of `rows` and `pixels` on the device, int64, and for each program its line of them. row_programs: by
+    the side of a decoded block in samples (8, 4, 2 or 1)."""
 
     rows: torch.Tensor
     boxes: torch.Tensor
@@ -159,8 +159,8 @@ class _Parts(NamedTuple):
 
 
 class _Plan(NamedTuple):
-    """The same on the host. samples, pixels: bytes of all. sizes, offsets: (height, width) of each box, and where its
-    pixels go."""
+    """The same tables on the host. samples, pixels: bytes for the samples and the pixels of all boxes. sizes, offsets:
+    (height, width) of each box, and the offset of its pixels."""
 
     rows: _Ints
     boxes: _Ints
@@ -178,8 +178,8 @@ def _plan(
     are_coarse: Sequence[bool],
     pixels_of_program: int,
 ) -> _Plan:
-    """Tables for boxes, as `stored_box` gives them. Arrays are [n] of images and [n, 3] of components; as in
-    jdmaster.c, chroma is scaled less than luma where that leaves no samples to make up."""
+    """The tables for boxes from `stored_box`. Arrays are [n] for images and [n, 3] for components. As in jdmaster.c,
+    subsampled chroma is scaled down less than luma if it then needs less upsampling, or none."""
     count, shapes = len(boxes), uploaded.shapes
     reduce = np.array([reduce for reduce, _ in boxes], np.int64)
     top, left, height, width = np.array([box for _, box in boxes], np.int64).T
@@ -195,7 +195,7 @@ def _plan(
         grows = (own < _BLOCK) & (sampling * size[..., None] % (2 * own[..., None]) == 0).all(2)
         own = np.where(grows, 2 * own, own)
 
-    # On both axes, lines and columns, [n, 3, 2]: of the samples of a component, and of its blocks
+    # On both axes, lines and columns, [n, 3, 2]: in samples of a component, and in its blocks
     ratio = sampling * size[..., None] // own[..., None] - 1
     extent = -(-sides[:, None] * own[..., None] // (sampling * _BLOCK))
     blocks = -(-sides[:, None] // (sampling * _BLOCK))
@@ -240,6 +240,6 @@ def _plan(
 
 
 def _placed(sizes: _Ints) -> tuple[_Ints, int]:
-    """Where parts of these sizes begin, one behind the other, and where the last one ends."""
+    """The offsets of parts of these sizes, one after another, and their total size."""
     ends = np.cumsum(sizes)
     return (ends - sizes.reshape(-1)).reshape(sizes.shape), int(ends[-1])

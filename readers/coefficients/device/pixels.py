@@ -1,12 +1,12 @@
-"""A Triton kernel that makes RGB of samples: chroma interpolated as by libjpeg's "fancy" upsampling, and its colours.
+"""A Triton kernel that converts samples to RGB, with chroma interpolated as by the "fancy" upsampling of libjpeg.
 
-A program makes PIXELS pixels of one box, line by line. Sources: jdsample.c (the triangle filter, whose roundings
-alternate) and jdcolor.c; `kernels.colours` is the same for CPUs.
+A program makes PIXELS consecutive pixels of one box. Sources: jdsample.c (a triangle filter with alternating rounding)
+and jdcolor.c; `kernels.colours` is the same for CPUs.
 
-The columns of the table, int64, a line for each box: its top and left, its height and width; where sample (0, 0) of
-luma, blue and red would be; samples from line to line in luma, and in chroma; components; 1 where chroma is subsampled
-across, and down; 1 where it is interpolated across, and down; its columns and its lines; where the pixels go; the
-number of the first program.
+The table is int64, with a line for each box. Its columns: top and left, height and width of the box; the offsets at
+which sample (0, 0) of luma, blue and red would be; line strides of luma and of chroma in samples; number of components;
+1 if chroma is subsampled across, and down; 1 if chroma is interpolated across, and down; columns and lines of chroma;
+the offset of the pixels; the number of the first program.
 
 Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
 """
@@ -23,14 +23,14 @@ except ImportError as error:
 
 __all__ = ["PIXELS", "make_pixels"]
 
-PIXELS = 1024  # of a program
+PIXELS = 1024  # per program
 
 _COLUMNS = tl.constexpr(18)
 
 
 @triton.jit
 def _of_lines(plane, near, far, blends, pixel, count):
-    """Samples of the nearer line, or three times these and once the farther line's, of the first `count` pixels."""
+    """Samples of the near line or, with blends, 3 * near + far, for the pixels below `count`."""
     here = tl.load(plane + near, mask=pixel < count, other=128).to(tl.int32)
     there = tl.load(plane + far, mask=pixel < count * blends, other=0).to(tl.int32)
     return here + blends * (2 * here + there)
@@ -38,7 +38,7 @@ def _of_lines(plane, near, far, blends, pixel, count):
 
 @triton.jit
 def _chroma(plane, near, far, column, other, widens, blends, rounding, pixel, count):
-    """Chroma around 0. near, far: where the lines begin. column, other: the nearer column and the farther one."""
+    """Interpolated chroma, centred on 0. near, far: offsets of the lines. column, other: the near and far column."""
     here = _of_lines(plane, near + column, far + column, blends, pixel, count)
     there = _of_lines(plane, near + other, far + other, blends, pixel, count * widens)
     total = here + widens * (2 * here + there)
@@ -47,7 +47,7 @@ def _chroma(plane, near, far, column, other, widens, blends, rounding, pixel, co
 
 @triton.jit
 def _neighbour(at, odd, count):
-    """The one before, or behind where `odd`; those at the ends are neighbours of themselves."""
+    """The position before `at`, or after it where `odd`, clamped to 0..count - 1."""
     return tl.minimum(tl.maximum(at + 2 * odd - 1, 0), count - 1)
 
 
@@ -58,8 +58,11 @@ def _store(out, values, inside):
 
 @triton.jit
 def make_pixels(table, programs, samples, out, PIXELS: tl.constexpr):
-    """programs: int64, for each program its line of the table. samples: uint8, as `decode_rows` has made them. out:
-    uint8, the boxes one behind the other, [3, height, width] each."""
+    """Make the RGB pixels of boxes.
+
+    programs: int64, for each program its line of the table. samples: uint8, the output of `decode_rows`. out: uint8,
+    the boxes one after another, [3, height, width] each.
+    """
     entry = table + tl.load(programs + tl.program_id(0)) * _COLUMNS
     top, left = tl.load(entry).to(tl.int32), tl.load(entry + 1).to(tl.int32)
     height, width = tl.load(entry + 2).to(tl.int32), tl.load(entry + 3).to(tl.int32)

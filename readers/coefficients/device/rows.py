@@ -1,16 +1,16 @@
-"""A Triton kernel that makes samples of rows of blocks.
+"""A Triton kernel that decodes rows of blocks to samples.
 
-A program makes the wanted blocks of one row. It counts the bits of the heads and masks before them, so it knows where
-their masks and digits begin; from there on prefix sums say where each digit is: over BLOCKS blocks at a time, over the
-tiles of each, and over the bits of each tile, [BLOCKS, 8, 8] in the order SPARSE.
+A program decodes the wanted blocks of one row. It counts the bits of the heads and masks before them to find the start
+of their masks and digits. From there, prefix sums give the position of each digit: over BLOCKS blocks at a time, over
+the tiles of each block, and over the bits of each tile, [BLOCKS, 8, 8] in the order SPARSE.
 
-**Nothing outside of a row is read**, for any bytes: every load is masked by its end. The host has compared
-beginnings and ends with the length of the image (`decoder.vetted_shape`). An image with a row whose parts do not fit
-is noted in `damaged`, and its samples mean nothing. What is written where follows from the table alone.
+**No byte outside a row is read**, whatever the data: every load is masked by the end of the row. The host has checked
+the rows against the length of the image (`decoder.vetted_shape`). If the parts of a row do not fit into it, the kernel
+marks the image in `damaged`, and its samples are undefined. The positions of all writes depend on the table only.
 
-The columns of the table, int64, a line for each component of each box: the byte of the batch at which its image
-begins; in that image, the byte of the index entry of the first wanted row, and of the multipliers; blocks in a row; the
-first wanted block, and the one behind the last; where the first wanted sample goes, and samples from line to line; the
+The table is int64, with a line for each component of each box. Its columns: the offset of the image in the batch; in
+the image, the offset of the index entry of the first wanted row, and of the multipliers; blocks per row; the first
+wanted block, and the one after the last; the offset of the first wanted sample, and the line stride in samples; the
 number of the first program; the number of the image.
 
 Needs triton: `pip install 'packer-vision[triton]'`; with TRITON_INTERPRET=1 it runs without a GPU.
@@ -30,7 +30,7 @@ from readers.coefficients.device.transforms import inverse, wrapped
 
 __all__ = ["BLOCKS", "decode_rows"]
 
-BLOCKS = 32  # that a program makes at a time
+BLOCKS = 32  # blocks that a program decodes at a time
 
 _COLUMNS = tl.constexpr(10)
 _CHUNK = tl.constexpr(256)
@@ -39,7 +39,7 @@ _NO_BLOCK = tl.constexpr(1 << 16)
 
 @triton.jit
 def _bits_set(values):
-    """How many of 8 bits are set."""
+    """The number of set bits in values of 8 bits."""
     values -= (values >> 1) & 0x55
     values = (values & 0x33) + ((values >> 2) & 0x33)
     return (values + (values >> 4)) & 0x0F
@@ -47,19 +47,19 @@ def _bits_set(values):
 
 @triton.jit
 def _bytes(row, at, end):
-    """Bytes of a row, int32; 0 behind its end."""
+    """Bytes of a row, int32; 0 from its end on."""
     return tl.load(row + at, mask=at < end, other=0).to(tl.int32)
 
 
 @triton.jit
 def _words(row, at, end):
-    """Numbers of 16 bits without a sign."""
+    """Unsigned numbers of 16 bits, int32."""
     return _bytes(row, at, end) | (_bytes(row, at + 1, end) << 8)
 
 
 @triton.jit
 def _count_bits(row, at, count, skipped, end):
-    """The bits set in `count` bytes from `at` on, and in the first `skipped` ones of them."""
+    """The number of bits set in the `count` bytes from `at`, and in the first `skipped` of these bytes."""
     total = tl.zeros([_CHUNK], tl.int32)
     before = tl.zeros([_CHUNK], tl.int32)
     for start in range(0, count, _CHUNK):
@@ -72,10 +72,10 @@ def _count_bits(row, at, count, skipped, end):
 
 @triton.jit
 def _digits(row, heads, masks, digits, number, end):
-    """The digits of one kind, int32 [BLOCKS, 8, 8], and how many bytes of masks and how many digits these were.
+    """The digits of one kind, int32 [BLOCKS, 8, 8], and the numbers of mask bytes and of digits that were used.
 
-    heads: int32 [BLOCKS], 0 where a block is not wanted. masks: where the masks of the first block begin; digits: where
-    those of the row do; number: of the first digit of the first block.
+    heads: int32 [BLOCKS], 0 for unwanted blocks. masks: offset of the masks of the first block. digits: offset of the
+    digits of the row. number: of the first digit of the first block.
     """
     tile = tl.arange(0, 8)[None, :]
     bit = tl.arange(0, 8)[None, None, :]
@@ -96,13 +96,16 @@ def _digits(row, heads, masks, digits, number, end):
 
 @triton.jit
 def _top_block(row, at, end):
-    """The block of a top digit; behind the last one, a number that no block has."""
+    """The block of a top digit; after the last one, a number larger than that of any block."""
     return tl.where(at < end, _words(row, at, end), _NO_BLOCK)
 
 
 @triton.jit
 def _store_samples(samples, values, blocks, wanted, stride, SIZE: tl.constexpr):
-    """values: int32 [BLOCKS, SIZE, SIZE]. samples: where those of block 0 would go."""
+    """Store the samples of the wanted blocks.
+
+    values: int32 [BLOCKS, SIZE, SIZE]. samples: the place of the first sample of block 0.
+    """
     lines = tl.arange(0, SIZE)[None, :, None]
     columns = tl.arange(0, SIZE)[None, None, :]
     at = (blocks * SIZE)[:, None, None] + lines * stride + columns
@@ -111,10 +114,10 @@ def _store_samples(samples, values, blocks, wanted, stride, SIZE: tl.constexpr):
 
 @triton.jit
 def decode_rows(data, table, programs, samples, damaged, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
-    """The wanted blocks of rows, SIZE x SIZE samples each: 8, 4, 2 or 1.
+    """Decode the wanted blocks of rows to SIZE x SIZE samples each; SIZE is 8, 4, 2 or 1.
 
     data: uint8, the images of a batch, each at a multiple of 4 bytes. programs: int64, for each program its line of the
-    table. samples: uint8. damaged: int32 [images], set to 1 for those whose bytes do not fit together.
+    table. samples: uint8, the output. damaged: int32 [images], set to 1 for images with inconsistent bytes.
     """
     entry = table + tl.load(programs + tl.program_id(0)) * _COLUMNS
     image = data + tl.load(entry)
@@ -136,7 +139,7 @@ def decode_rows(data, table, programs, samples, damaged, BLOCKS: tl.constexpr, S
         for start in range(first, last, BLOCKS):
             blocks = start + tl.arange(0, BLOCKS)
             values = (wrapped(_words(row, 2 * blocks, end)) * step + 4) >> 3
-            values = ((values + 512) & 1023) - 512  # the table in which libjpeg looks it up repeats itself
+            values = ((values + 512) & 1023) - 512  # libjpeg's range limit table is periodic
             values = tl.minimum(tl.maximum(values + 128, 0), 255)
             _store_samples(samples, values[:, None, None], blocks, blocks < last, stride, 1)
     else:
@@ -154,7 +157,8 @@ def decode_rows(data, table, programs, samples, damaged, BLOCKS: tl.constexpr, S
         high_masks += high_skipped
         tile, bit = tl.arange(0, 8)[:, None], tl.arange(0, 8)[None, :]
         place = 8 * tile + bit
-        # Where SPARSE has line and column, WORKING has the pair of the line, the column, and which of the pair it is.
+        # A place in SPARSE is made of line and column; in WORKING, of the pair of lines, the column, and the line of
+        # the pair.
         working = 32 * (bit & 1) + 16 * ((tile >> 1) & 1) + 8 * (tile & 1) + 2 * (bit >> 1) + (tile >> 2)
         multipliers = tl.load(steps + working).to(tl.int32)
         block = _top_block(row, top, end)

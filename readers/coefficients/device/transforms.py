@@ -1,8 +1,8 @@
-"""Inverse DCTs of blocks for Triton, those of libjpeg-turbo for x86 to the bit: `kernels.transforms` says more.
+"""Inverse DCTs of blocks in Triton, bit-exact to those of libjpeg-turbo for x86; see also `kernels.transforms`.
 
-All numbers are int32, whose sums and products wrap. Where libjpeg-turbo has 16 bits, they are wrapped or saturated to
-16 here, too. A pass takes eight tensors, one for each line, and then one for each column, over blocks and the other
-axis.
+All numbers are int32; sums and products wrap. Numbers that have 16 bits in libjpeg-turbo are wrapped or saturated to
+16 bits here as well. A pass takes eight tensors, over blocks and the other axis: in the first pass one for each line,
+in the second one for each column.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ __all__ = ["inverse", "wrapped"]
 
 @triton.jit
 def wrapped(values):
-    """int32 to the int16 that its lower half is."""
+    """The lower 16 bits of int32 values, with sign."""
     return (values << 16) >> 16
 
 
 @triton.jit
 def _saturated(values):
-    """The nearest number of 16 bits."""
+    """Values clamped to the range of int16."""
     return tl.minimum(tl.maximum(values, -32768), 32767)
 
 
 @triton.jit
 def _descaled(values, SHIFT: tl.constexpr, CENTRE: tl.constexpr):
-    """Rounded, with CENTRE added."""
+    """Values divided by 2^SHIFT and rounded, plus CENTRE."""
     return (values + ((1 << (SHIFT - 1)) + (CENTRE << SHIFT))) >> SHIFT
 
 
 @triton.jit
 def _pass_8(i0, i1, i2, i3, i4, i5, i6, i7):
-    """jidctint.c. Constants have 13 bits of fraction; four of the sums are of 16 bits, as in libjpeg-turbo."""
+    """A pass of jidctint.c. Constants have 13 fractional bits; four of the sums have 16 bits, as in libjpeg-turbo."""
     middle = (i2 + i6) * 4433
     even_2 = middle - i6 * 15137
     even_3 = middle + i2 * 6270
@@ -64,7 +64,7 @@ def _pass_8(i0, i1, i2, i3, i4, i5, i6, i7):
 
 @triton.jit
 def _pass_4(i0, i1, i2, i3, i5, i6, i7):
-    """jidctred.c: 4 samples of 8 coefficients, the middle one left out."""
+    """A pass of jidctred.c: 4 samples from 8 coefficients without coefficient 4."""
     total = i0 << 14
     middle = i2 * 15137 - i6 * 6270
     plus, minus = total + middle, total - middle
@@ -75,7 +75,7 @@ def _pass_4(i0, i1, i2, i3, i5, i6, i7):
 
 @triton.jit
 def _pass_2(i0, i1, i3, i5, i7):
-    """jidctred.c: 2 samples of 8 coefficients, of the first and the odd ones."""
+    """A pass of jidctred.c: 2 samples from the first and the odd coefficients of 8."""
     total = i0 << 15
     part = i1 * 29692 - i3 * 10426 + i5 * 6967 - i7 * 5906
     return tl.join(total + part, total - part)
@@ -83,7 +83,7 @@ def _pass_2(i0, i1, i3, i5, i7):
 
 @triton.jit
 def _eight(values, BLOCKS: tl.constexpr, LINES: tl.constexpr):
-    """Eight tensors [BLOCKS, LINES] of [BLOCKS, LINES, 8]."""
+    """A tensor [BLOCKS, LINES, 8] as eight tensors [BLOCKS, LINES]."""
     even, odd = tl.split(tl.reshape(values, [BLOCKS, LINES, 2, 2, 2]))
     even_0, even_1 = tl.split(even)
     odd_0, odd_1 = tl.split(odd)
@@ -96,11 +96,11 @@ def _eight(values, BLOCKS: tl.constexpr, LINES: tl.constexpr):
 
 @triton.jit
 def inverse(values, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
-    """Samples 0 to 255, int32 [BLOCKS, SIZE, SIZE] by line and column. SIZE: 8, 4 or 2.
+    """The samples of blocks, 0 to 255, int32 [BLOCKS, SIZE, SIZE] by line and column. SIZE: 8, 4 or 2.
 
-    values: coefficients times their multipliers, of 16 bits, int32 [BLOCKS, 8, 8] in the order SPARSE.
+    values: coefficients times multipliers in the range of int16, int32 [BLOCKS, 8, 8], in the order SPARSE.
     """
-    # The bits of a place in SPARSE are two of its line, three of its column, and the last one of its line.
+    # The bits of a place in SPARSE are the upper two of its line, the three of its column, and the lowest of its line.
     parts = tl.permute(tl.reshape(values, [BLOCKS, 2, 2, 2, 4, 2]), (0, 3, 4, 1, 2, 5))
     i0, i1, i2, i3, i4, i5, i6, i7 = _eight(parts, BLOCKS, 8)
     if SIZE == 8:
@@ -116,6 +116,6 @@ def inverse(values, BLOCKS: tl.constexpr, SIZE: tl.constexpr):
     elif SIZE == 4:
         made = _descaled(_pass_4(i0, i1, i2, i3, i5, i6, i7), 19, 0) + 128
     else:
-        i1, i3, i5, i7 = _saturated(i1), _saturated(i3), _saturated(i5), _saturated(i7)  # but not the first one
+        i1, i3, i5, i7 = _saturated(i1), _saturated(i3), _saturated(i5), _saturated(i7)  # i0 stays as it is
         made = _descaled(_pass_2(i0, i1, i3, i5, i7), 20, 0) + 128
     return tl.minimum(tl.maximum(tl.reshape(made, [BLOCKS, SIZE, SIZE]), 0), 255)
