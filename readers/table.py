@@ -97,7 +97,7 @@ class LazySequence(Sequence[_T]):
 class Strings(LazySequence[str]):
     """A read-only sequence of strings over a blob and its offsets, each decoded on access.
 
-    Raises DatasetError if the offsets are not ascending or lie outside the blob.
+    Raises DatasetError if the offsets are not ascending, or are outside the blob.
     """
 
     __slots__ = ("blob", "offsets")
@@ -1032,7 +1032,7 @@ class Table:
 
 
 def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:
-    """Indices as int64 [k] from 0, where negative ones counted from the end. Raises ValueError and IndexError."""
+    """Indices as int64 [k] from 0; negative indices count from the end. Raises ValueError and IndexError."""
     given = np.asanyarray(indices)
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
         raise ValueError(f"indices must be integers in one dimension, found {given.dtype} {list(given.shape)}")

@@ -4,8 +4,8 @@
                      {"ph": "X", "name": "decode", "pid": …, "tid": 1, "ts": 12.5, "dur": 830.1, "args": {…}}, …],
      "displayTimeUnit": "ms", "otherData": {"dropped": 0}}
 
-ts and dur are in microseconds; ts counts from the first event. A track is a thread of the timeline: its events are
-consecutive or nested. Source: "Trace Event Format", the Chromium project.
+ts and dur are in microseconds; ts counts from the first event. A track is one row of the timeline, shown as a thread;
+its events are consecutive or nested. Source: "Trace Event Format", the Chromium project.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _EVENTS = 200_000
 
 
 class Event(NamedTuple):
-    """An event; start and duration in nanoseconds of time.perf_counter_ns."""
+    """An event of a track. start, duration: in nanoseconds, by time.perf_counter_ns. args: details for the viewer."""
 
     track: str
     name: str
@@ -36,7 +36,10 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """Keeps the last `limit` events; thread-safe. name: the name of the process in the viewer."""
+    """A recorder that keeps the last `limit` events; thread-safe.
+
+    name: the name of the process in the viewer. Raises ValueError for a limit below 1.
+    """
 
     def __init__(self, name: str = "packer", *, limit: int = _EVENTS) -> None:
         if limit < 1:
@@ -46,22 +49,22 @@ class Trace:
 
     @property
     def events(self) -> list[Event]:
-        """The events that are kept, in the order in which they ended."""
+        """The kept events, in the order in which they were added."""
         return list(self._events)
 
     @property
     def dropped(self) -> int:
-        """Number of early events that are no longer kept."""
+        """Number of early events that were dropped."""
         return max(0, self._added - len(self._events))
 
     def add(self, track: str, name: str, start: int, end: int, args: dict[str, Any] | None = None) -> None:
-        """Add an event from `start` to `end`, nanoseconds of time.perf_counter_ns."""
+        """Add an event from `start` to `end`, in nanoseconds of time.perf_counter_ns."""
         self._added = next(self._numbers)
         self._events.append(Event(track, name, start, max(0, end - start), args))
 
     @contextmanager
     def span(self, track: str, name: str, args: dict[str, Any] | None = None) -> Iterator[None]:
-        """Record a block as an event."""
+        """Record the time of the block as an event."""
         start = time.perf_counter_ns()
         try:
             yield
@@ -69,7 +72,7 @@ class Trace:
             self.add(track, name, start, time.perf_counter_ns(), args)
 
     def to_dict(self) -> dict[str, Any]:
-        """The content of the trace file."""
+        """The content of the trace file, as a dictionary for JSON."""
         events, process = self.events, os.getpid()
         zero = min((event.start for event in events), default=0)
         numbers = {track: number for number, track in enumerate(sorted({event.track for event in events}), 1)}
@@ -93,7 +96,7 @@ class Trace:
 
 
 class TraceSlot:
-    """A holder of the current trace; None while nothing is recorded."""
+    """Holds the current trace; None if no trace is recorded."""
 
     __slots__ = ("trace",)
 

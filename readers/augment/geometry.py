@@ -207,10 +207,9 @@ class Planner:
         width: _Ints | int,
         over: tuple[int, int] = (0, 0),
     ) -> None:
-        """Crop the images; an image that its crop does not fit into becomes a bad sample.
+        """Crop the images; an image that is too small for its crop becomes a bad sample.
 
-        over: the number of rows and columns by which a crop may extend beyond the edges. With it, no resize may follow
-        in this part.
+        over: rows and columns by which a crop may extend beyond the edges; then no resize may follow in this part.
         """
         if any(over) and self._resized is None:
             self.resize(self.height, self.width)

@@ -3,8 +3,8 @@
     source = GrainSource(readers.open("imagenet-hdf5", "train"))
     data = grain.MapDataset.source(source).shuffle(seed=1).map(augment).batch(256)
 
-Grain orders, shards and resumes by itself; what it saves of a source is its `repr`, so this names the samples. Grain
-itself is not imported here.
+Grain does the ordering, sharding and resuming. It saves the `repr` of a source with its state, so the repr contains the
+fingerprint of the samples. This module does not import Grain.
 """
 
 from __future__ import annotations
@@ -23,15 +23,17 @@ from readers.table import Buffer
 
 
 class GrainSource:
-    """Samples as dictionaries: "image" (uint8 [h, w, 3]), "label" (int, -1 without one), and other fields by name.
+    """A random-access source of samples as dictionaries.
 
-    fields: "image", "label", "key", "index", and other fields of the set, decoded by their kind; None if a sample lacks
-        one. "label" is an array if the labels of the set are not class numbers.
+    A sample has "image" (uint8 [h, w, 3]), "label" (int, -1 for none), and any other fields by name.
+
+    fields: "image", "label", "key", "index", and other fields of the set, decoded by their kind; None for a sample
+        without the field. "label" is an array if the labels of the set are not class numbers.
     decode: False keeps images encoded, as bytes.
-    on_error: "raise", or "substitute", which replaces a bad sample, always by the same other sample.
+    on_error: "raise", or "substitute": replace a bad sample by another sample, always the same one.
 
-    Readers pickle by the arguments they were opened with, so Grain's workers read independently. Threads may share a
-    source. Raises UnknownNameError for a field that the set lacks, and ValueError.
+    A reader is pickled as the arguments that it was opened with, so each worker process of Grain opens its own. Threads
+    may share a source. Raises UnknownNameError for an unknown field, and ValueError.
     """
 
     def __init__(
@@ -60,7 +62,7 @@ class GrainSource:
         except SAMPLE_ERRORS as error:
             others = partial(substitutes_of_row, row, range(len(self)))
             treated = treat(self._reader, self._on_error, (row, row), error, others, self._make, self._images)
-        assert treated.value is not None  # nothing is skipped
+        assert treated.value is not None  # no sample is skipped
         return treated.value
 
     def _make(self, row: int) -> dict[str, Any]:

@@ -4,8 +4,8 @@
     trainer.fit(model, data)                           # or ckpt_path=…, also from the middle of an epoch
     Trainer(callbacks=[MetricsCallback()])             # logs the metrics of the training loader
 
-Lightning saves the state of an ImageLoader in its checkpoints and loads it again; see docs/frameworks.md for what can
-be resumed. Ranks are detected when a loop begins, after Lightning has started them.
+Lightning saves the state of an ImageLoader in its checkpoints and restores it; docs/frameworks.md says what can be
+resumed. The ranks are detected at the start of a loop, after Lightning has started the processes.
 """
 
 from __future__ import annotations
@@ -39,19 +39,23 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
     """The splits of one packed set as loaders for training, validation and testing.
 
     dataset: the directory of the set, or its address.
-    batch_size: samples of a batch on each rank.
-    augment: ops for training; eval_augment: for validation and testing, such as [Resize(256), CenterCrop(224)].
-    train_split, val_split, test_split: None takes "train", the first of val, valid, validation and dev, and "test". A
-        split that the set lacks has no loader.
-    stage: options of `readers.stage`, as {} or {"target": "/local"}: the set is copied to each node first.
-    cache: options of `readers.cached`, as {} or {"keep": "recoded:256@90"}: samples stay in the memory of the node.
+    batch_size: samples per batch on each rank.
+    augment, eval_augment: ops for training, and for validation and testing, such as [Resize(256), CenterCrop(224)].
+    train_split, val_split, test_split: names of splits. By default these are "train", the first existing one of val,
+        valid, validation and dev, and "test". Validation and testing have no loader if their default split is missing.
+    stage: options of `readers.stage`, for example {} or {"target": "/local"}: copy the set to each node first.
+    cache: options of `readers.cached`, for example {} or {"keep": "recoded:256@90"}: keep samples in the memory of the
+        node.
+    eval_options: options of `ImageLoader` for validation and testing.
     loader: other options of `ImageLoader`, for all splits: seed, fields, threads, decode, …
 
-    Every rank has as many batches as the others. For training the rest of an epoch is dropped; for validation and
-    testing it is padded with repeats (Ranks(tail="pad"), as Lightning's own sampler does), or left shorter with
-    Ranks(tail="exact") in `eval_options`, which a collective in each validation step does not survive.
+    All ranks have the same number of batches. In training, samples that do not fill a step are dropped. In validation
+    and testing, the last step is padded with repeats (Ranks(tail="pad"), as by Lightning's sampler). With
+    Ranks(tail="exact") in `eval_options` no sample is repeated, but some ranks can have fewer batches; a collective
+    operation in each validation step then hangs.
 
-    Making the loaders raises the errors of `readers.open`, `stage`, `cached` and `ImageLoader`.
+    `setup` and the methods for loaders raise the errors of `readers.open`, `stage`, `cached` and `ImageLoader`, for
+    example UnknownNameError for a missing split that was named, or for a missing "train".
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
         return None
 
     def reader(self, use: str = "train") -> Reader | None:
-        """The reader of "train", "val" or "test" after `setup`; None for a split that the set lacks."""
+        """The reader for "train", "val" or "test", after `setup`; None for a missing split."""
         return self._readers.get(use)
 
     def _loader(self, use: str, **options: Any) -> ImageLoader | list[Any]:
@@ -129,14 +133,14 @@ class PackerDataModule(LightningDataModule):  # type: ignore[misc]
 
 
 class MetricsCallback(Callback):  # type: ignore[misc]
-    """Logs the metrics of the training loader (`ImageLoader.metrics`) with the Trainer's loggers.
+    """Logs the metrics of the training loader (`ImageLoader.metrics`) with the loggers of the Trainer.
 
-    Logs every `log_every_n_steps` steps, over the time since the last log. Accepts any loader: see
-    `readers.metrics.Meter`. Loggers write on the first rank, so the metrics are that rank's;
-    `readers.metrics.write_every` and `serve` export those of every rank. No communication between ranks, and no waiting
-    for a GPU.
+    Every `log_every_n_steps` steps, it logs the metrics of the time since the last log, for any loader (see
+    `readers.metrics.Meter`). Loggers write on the first rank only, so these are the metrics of that rank;
+    `readers.metrics.write_every` and `serve` export those of every rank. The callback neither communicates between
+    ranks nor waits for a GPU.
 
-    prefix: of the names; with several loaders their names follow it.
+    prefix: put before each name; with several loaders, the name of the loader follows it.
     """
 
     def __init__(self, prefix: str = "packer/") -> None:
@@ -145,7 +149,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
         self._logged = 0
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
-        """Start measuring the loaders of this epoch, which may be new."""
+        """Start the meters of the loaders of this epoch; new loaders get new meters."""
         given = trainer.train_dataloader
         loaders = {f"{name}/": one for name, one in given.items()} if isinstance(given, Mapping) else {"": given}
         if list(loaders.values()) != [meter.loader for meter in self._meters.values()]:
@@ -164,7 +168,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
         if every and step // every > self._logged // every:
             figures = {k: v for prefix, one in self._meters.items() for k, v in one.metrics(prefix=prefix).items()}
             for logger in trainer.loggers:
-                logger.log_metrics(figures, step=step - 1)  # as Lightning numbers the values of this step
+                logger.log_metrics(figures, step=step - 1)  # Lightning logs values of this step under step - 1
             self._logged = step
         for meter in self._meters.values():
             meter.ask()
@@ -174,7 +178,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
             meter.end()
 
     def on_validation_start(self, trainer: Any, module: Any) -> None:
-        """Pause during validation, which does not count as waiting for data."""
+        """Pause the meters during validation, so that it is not counted as waiting for data."""
         self.on_train_epoch_end(trainer, module)
 
     def on_validation_end(self, trainer: Any, module: Any) -> None:

@@ -1,7 +1,7 @@
 """HTML of readers and samples for notebooks: counts, classes and thumbnails.
 
-Thumbnails are decoded, shrunk and encoded again, so that damaged or hostile images do not reach the browser and saved
-notebooks stay small. Names, keys and texts are escaped.
+Thumbnails are decoded, reduced and encoded again, so that damaged or malicious images do not reach the browser, and
+saved notebooks remain small. Names, keys and texts are escaped.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 _SMALL, _LARGE = 96, 256  # pixels of the longest side
 _PICTURES, _CLASSES = 8, 10
-_MOST_PIXELS = 50_000_000  # larger images are named, not shown
+_MOST_PIXELS = 50_000_000  # larger images are not shown
 _MOST_TEXT, _TEXT_BYTES = 300, 1 << 20  # characters shown; larger fields are not decoded
 _NPY = b"\x93NUMPY"
 
 
 def html_of(shown: Reader | Sample) -> str:
-    """The HTML of a reader or a sample."""
+    """The HTML of a reader or a sample; reads the samples of which a reader shows thumbnails."""
     return _sample(shown) if isinstance(shown, Sample) else _reader(shown)
 
 
 def _reader(reader: Reader) -> str:
-    """Counts, classes and thumbnails of samples spread over the reader; reads these samples."""
+    """The HTML of a reader: counts, classes, and thumbnails of samples at equal distances, which are read for it."""
     count = len(reader)
     facts = [f"{plural(count, 'sample')}, fields {', '.join(reader.fields)}"]
     if "image" in reader.fields and count:
@@ -50,7 +50,7 @@ def _reader(reader: Reader) -> str:
 
 
 def _sample(sample: Sample) -> str:
-    """The key, the label, and each field: a thumbnail, the shape of an array, or the beginning of a text."""
+    """The HTML of a sample: key, label, and for each field a thumbnail, the shape of an array, or the first text."""
     rows = "".join(
         f"<tr><td>{_text(name)}</td><td>{_field(data, _LARGE)}</td></tr>" for name, data in sample.fields.items()
     )
@@ -93,7 +93,7 @@ def _field(data: Buffer, side: int) -> str:
 
 
 def _picture(data: Buffer, side: int) -> str:
-    """An <img> of at most `side` pixels. Raises BadSampleError."""
+    """An <img> element of at most `side` pixels per side. Raises BadSampleError."""
     from PIL import Image
 
     header = read_header(data)

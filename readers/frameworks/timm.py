@@ -1,14 +1,14 @@
-"""timm's reader interface over a `Reader`, for timm's data sets, loaders and scripts.
+"""The reader interface of timm over a `Reader`, for the data sets, loaders and scripts of timm.
 
     dataset = timm.data.ImageDataset("", reader=TimmReader(readers.open("imagenet-hdf5", "train")))
     loader = timm.data.create_loader(dataset, (3, 224, 224), 256, is_training=True)
 
-Its training and validation scripts take packed sets where they import `create_dataset` from here:
+The training and validation scripts of timm accept packed sets if they import `create_dataset` from this module:
 
     python train.py --dataset packer --data-dir imagenet-hdf5 --train-split train --val-split val …
 
-timm decodes with Pillow and augments by itself; it does not turn images as EXIF says, goes past a sample that it cannot
-decode, and its samplers do not resume in the middle of an epoch. timm itself is imported by `create_dataset` alone.
+timm decodes with Pillow and has its own augmentation. It ignores the EXIF orientation, replaces a sample that it cannot
+decode by the next one, and its samplers cannot resume in the middle of an epoch. Only `create_dataset` imports timm.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _TAKEN = ("input_img_mode", "load_bytes", "transform", "target_transform")
 
 
 def create_dataset(name: str, root: str | None = None, split: str = "validation", **options: Any) -> Any:
-    """`timm.data.create_dataset` that also accepts the name "packer" for the packed set at `root` (path or address).
+    """`timm.data.create_dataset`, which also accepts the name "packer", for the packed set at `root` (path or address).
 
-    Of timm's options only those of map-style data sets are used: input_img_mode, load_bytes, transform and
-    target_transform. Raises as `readers.open` does, and ValueError.
+    For a packed set, only the options of map-style data sets are used: input_img_mode, load_bytes, transform and
+    target_transform. Raises as `readers.open` does, and ValueError without `root`.
     """
     import timm.data
 
@@ -42,7 +42,7 @@ def create_dataset(name: str, root: str | None = None, split: str = "validation"
 
 
 class TimmReader:
-    """A reader for timm. Samples are (file, label); the label is None if there is none."""
+    """A reader for timm. A sample is (file, label): the image as a binary file, and the class number, None for none."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -52,8 +52,8 @@ class TimmReader:
         return len(self.reader)
 
     def __getitem__(self, index: int) -> tuple[io.BytesIO, int | None]:
-        """One sample. Raises BadSampleError if the set cannot be read, because after an OSError timm takes the next
-        sample."""
+        """One sample. Raises BadSampleError if the set cannot be read: after an OSError, timm would silently use the
+        next sample."""
         try:
             image = self.reader.read(index)
         except OSError as error:
@@ -62,7 +62,7 @@ class TimmReader:
         return io.BytesIO(image), None if label == NO_LABEL else label
 
     def filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
-        """The name of the image's original file, or its key if it came from no file; never absolute."""
+        """The name of the source file of an image, or its key if it has none; never absolute."""
         name = self.reader.name(index) or self.reader.keys[index]
         return name.rpartition("/")[2] if basename else name
 

@@ -1,16 +1,17 @@
-"""The Trainer of transformers over an ImageLoader, resumed by the loader's state.
+"""The Trainer of transformers over an ImageLoader, with exact resuming by the state of the loader.
 
     loader = ImageLoader(reader, 32, fields={"pixel_values": "image", "labels": "label"}, …)
     trainer = LoaderTrainer(model, arguments, train_loader=loader)
     trainer.train()                                    # or resume_from_checkpoint=True
 
-On a resume, the Trainer normally loads all batches of the epoch again to skip those already used. With this module the
+On a resume, the Trainer normally loads all batches of the epoch again to skip the used ones. With this module, the
 state of the loader is part of each checkpoint (trainer_state.json, "stateful_callbacks"), and training continues with
 the next batch.
 
-The Trainer knows its place in an epoch by the number of updates. A run that is resumed in the middle of an epoch must
-therefore take as many samples for an update as before: on half of the ranks batches of twice the size, or twice the
-`gradient_accumulation_steps` where that leaves no batch over. Where its place would be another, TrainerError says so.
+The Trainer computes its position in an epoch from the number of updates. So a run that resumes in the middle of an
+epoch must use the same number of samples per update as before. On half of the ranks, use batches of twice the size, or
+twice the `gradient_accumulation_steps` if they divide the number of batches. If the positions of the Trainer and the
+loader differ, TrainerError is raised.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ _NAME = "packer loader"
 
 
 def last_checkpoint(folder: str | os.PathLike[str]) -> str | None:
-    """The last complete checkpoint of a Trainer in a folder, or None.
+    """The path of the last complete checkpoint of a Trainer in a folder, or None.
 
-    A killed run may leave an incomplete checkpoint. trainer_state.json is written last; without it a Trainer would load
-    the weights, but begin with step 0.
+    A killed run can leave an incomplete checkpoint. trainer_state.json is written last; without it, a Trainer would
+    load the weights, but begin with step 0.
     """
     checkpoints = Path(folder).glob("checkpoint-*[0-9]")
     numbered = sorted((int(path.name.rpartition("-")[2]), path) for path in checkpoints)
@@ -52,7 +53,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 class LoaderCallback(TrainerCallback):  # type: ignore[misc]
-    """Saves the position of a loader with each checkpoint and resumes there. Part of `LoaderTrainer`."""
+    """Saves the position of a loader in each checkpoint, and resumes from it. Part of `LoaderTrainer`."""
 
     def __init__(self, loader: ImageLoader) -> None:
         self._loader = loader
@@ -63,7 +64,10 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]
     on_epoch_end = on_step_end
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Load the state of the checkpoint. Raises TrainerError if there is none, or if the Trainer's step differs."""
+        """Load the state of the loader from the checkpoint.
+
+        Raises TrainerError if it is missing in the middle of an epoch, or if the position of the Trainer differs.
+        """
         loader, together = self._loader, args.gradient_accumulation_steps
         updates = max(1, -(-len(loader) // together))
         epoch, done = divmod(state.global_step, updates)
@@ -89,13 +93,15 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class MetricsCallback(TrainerCallback):  # type: ignore[misc]
-    """Logs the metrics of the training loader (`ImageLoader.metrics`) by `trainer.log` whenever the loss is logged,
-    over the time since the last log:  trainer.add_callback(MetricsCallback(trainer)).
+    """Logs the metrics of the training loader (`ImageLoader.metrics`) by `trainer.log`, each time the loss is logged.
 
-    Only the first rank logs, so the metrics are that rank's; `readers.metrics.write_every` and `serve` export those of
-    every rank. No communication between ranks, and no waiting for a GPU.
+        trainer.add_callback(MetricsCallback(trainer))
 
-    prefix: of the names.
+    The metrics are those of the time since the last log. Only the first rank logs, so they are the metrics of that
+    rank; `readers.metrics.write_every` and `serve` export those of every rank. The callback neither communicates
+    between ranks nor waits for a GPU.
+
+    prefix: put before each name.
     """
 
     def __init__(self, trainer: Any, prefix: str = "packer/") -> None:
@@ -105,7 +111,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self._meter = Meter(getattr(self._trainer, "train_loader", train_dataloader))
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Called when the batches of an update are loaded."""
+        """Called after the batches of an update were loaded."""
         self._meter.took(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -117,7 +123,7 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
         self._meter.end()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Pause during evaluation and saving, which do not count as waiting for data."""
+        """Restart the meter after evaluation and saving, so that they are not counted as waiting for data."""
         self._meter.end()
         self._meter.ask()
 
@@ -129,9 +135,9 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class LoaderTrainer(Trainer):  # type: ignore[misc]
-    """A Trainer that trains on `train_loader`; other arguments are those of Trainer.
+    """A Trainer that trains on `train_loader`; the other arguments are those of Trainer.
 
-    The batch size is the loader's. Batches must be dictionaries, so give the loader a mapping as `fields`.
+    The batch size is that of the loader. Batches must be dictionaries, so pass the loader a mapping as `fields`.
     """
 
     def __init__(self, *given: Any, train_loader: ImageLoader, **options: Any) -> None:
@@ -143,11 +149,14 @@ class LoaderTrainer(Trainer):  # type: ignore[misc]
         self.add_callback(LoaderCallback(train_loader))
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **options: Any) -> Any:
-        """As `Trainer.train`; True takes the last complete checkpoint. Raises TrainerError for an incomplete one."""
+        """As `Trainer.train`; True resumes from the last complete checkpoint.
+
+        Raises TrainerError for an incomplete checkpoint.
+        """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = (
                 last_checkpoint(self.args.output_dir) or True
-            )  # Trainer refuses True without a checkpoint
+            )  # without a checkpoint, Trainer raises an error for True
         elif resume_from_checkpoint and not _is_whole(Path(resume_from_checkpoint)):
             raise TrainerError(
                 f"{resume_from_checkpoint} is not a complete checkpoint: it has no readable trainer_state.json, which "

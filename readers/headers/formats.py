@@ -414,8 +414,9 @@ def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, 
 def stores_rgb(data: Buffer, frame: int) -> bool:
     """Whether a JPEG stores RGB in place of YCbCr. frame: the position of the height, from `parse_frame`.
 
-    The rule is that of libjpeg (jdapimin.c): an Adobe segment with transform 0 or, without one, the component names R,
-    G and B. The search for an Adobe segment also finds one in an embedded thumbnail, so the result can be wrong there.
+    The rule follows libjpeg (jdapimin.c): an Adobe segment with transform 0 or, without such a segment, the component
+    names R, G and B. Unlike libjpeg, it ignores a JFIF segment, and the Adobe segment may be that of a thumbnail, so
+    that the result is True for some JPEGs of YCbCr.
     """
     if data[frame + 4] != 3:
         return False

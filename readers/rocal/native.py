@@ -129,7 +129,7 @@ def tfrecord_layout(reader: Reader, directory: str | os.PathLike[str], *, max_si
 
 
 def _shards(reader: Reader, format: str) -> list[Path]:
-    """The shards of a set that rocAL's own reader of `format` can read. Raises DatasetError."""
+    """The paths of the shards, if rocAL's built-in reader of `format` can read them. Raises DatasetError."""
     if reader.dataset.edited or reader.dataset.separate:
         raise DatasetError(
             f"{reader.path}: its shards hold other samples or labels than its index, and rocAL would read the shards: "

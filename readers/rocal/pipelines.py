@@ -210,8 +210,9 @@ def celeba(
     device_id: int | None = None,
     seed: int = 0,
 ) -> Any:
-    """A pipeline for aligned faces (178 x 218 pixels): the box `crop`, resized to `size`, mirrored with probability
-    `flip`, with values in [-1, 1].
+    """A pipeline for aligned faces, such as those of CelebA (178 x 218 pixels).
+
+    It crops the box `crop`, resizes it to `size`, mirrors it with probability `flip`, and scales values to [-1, 1].
 
     Raises DatasetError for images of different or unknown sizes; ValueError for a box that is not inside the images,
     and for a max_height or max_width that makes rocAL decode images at another size.
@@ -247,9 +248,12 @@ def resnet_train(
     device_id: int | None = None,
     seed: int = 0,
 ) -> Any:
-    """A pipeline for training: a random box of 8 to 99 % of the image with an aspect ratio of 3/4 to 4/3 (the defaults
-    of rocAL), resized to `size`, mirrored with probability `flip`, and normalised by the mean and standard deviation of
-    ImageNet."""
+    """A pipeline for training on ImageNet.
+
+    It crops a random box of 8 to 99 % of the image with an aspect ratio of 3/4 to 4/3 (the defaults of rocAL), resizes
+    it to `size`, mirrors it with probability `flip`, and normalises by the mean and standard deviation of ImageNet.
+    Raises ValueError if `flip` is not a probability.
+    """
     return _over(source, resnet_train_ops(size=size, flip=flip), Machine(device, threads, device_id), seed)
 
 
@@ -276,8 +280,11 @@ def resnet_eval(
     threads: int | None = None,
     device_id: int | None = None,
 ) -> Any:
-    """A pipeline for evaluation: the short side is resized to `resize`, the centre `size` x `size` is cropped, and
-    normalised by the mean and standard deviation of ImageNet. Raises ValueError if `resize` is smaller than `size`."""
+    """A pipeline for evaluation on ImageNet.
+
+    It resizes the short side to `resize`, crops the centre of `size` x `size`, and normalises by the mean and standard
+    deviation of ImageNet. Raises ValueError if `resize` is smaller than `size`.
+    """
     return _over(source, resnet_eval_ops(size=size, resize=resize), Machine(device, threads, device_id), seed=0)
 
 
