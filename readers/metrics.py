@@ -112,7 +112,7 @@ class Meter:
             totals: Totals = self.loader.totals()
             return totals
         dataset = getattr(self.loader, "dataset", None)
-        dataset = getattr(dataset, "dataset", dataset)  # of an ImageStream
+        dataset = getattr(dataset, "dataset", dataset)  # the data set of an ImageStream
         bad: int = getattr(dataset, "all_bad_samples", 0)
         reader: Any = getattr(dataset, "reader", None)
         cache = reader.stats() if hasattr(reader, "stats") else None

@@ -309,7 +309,7 @@ class Replay:
         raise UnknownNameError(f"epoch {epoch} has {total} steps, counted from 0; there is no step {number} in it")
 
     def _rows(self, stretch: _Stretch, index: int, rank: int) -> tuple[Int64s, Int64s]:
-        """(positions, rows) of a rank in a step."""
+        """(positions, rows) of a rank in a step, int64 [n] each. Raises UnknownNameError for an unknown rank."""
         segment = stretch.segment
         if not 0 <= rank < segment.world_size:
             raise UnknownNameError(f"this step has {segment.world_size} ranks, counted from 0; there is no rank {rank}")
@@ -402,7 +402,7 @@ class Replay:
         from readers.torch import ImageDataset
 
         dataset = getattr(self._loader, "dataset", None)
-        dataset = getattr(dataset, "dataset", dataset)  # of a stream
+        dataset = getattr(dataset, "dataset", dataset)  # the data set of a stream
         if isinstance(dataset, ImageDataset):
             return dataset
         return ImageDataset(self._feed.reader, self.ops[0] if self.ops else None, **self._options())

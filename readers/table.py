@@ -227,7 +227,7 @@ class NamesBuilder:
         self._offsets.frombytes(ends.tobytes())
 
     def encoded(self, first: int = 0, stop: int | None = None) -> tuple[bytes, bytes]:
-        """The names [first, stop) in the form for another process: (UTF-8 bytes, uint16 lengths)."""
+        """The names [first, stop) in a form for another process: (UTF-8 bytes, uint16 lengths)."""
         offsets = self._offsets[first : None if stop is None else stop + 1]
         return bytes(self._blob[offsets[0] : offsets[-1]]), _lengths(np.frombuffer(offsets, np.uint64))
 
@@ -384,7 +384,7 @@ def encode_name(name: str, key: str) -> str:
 
 
 def decode_name(stored: str, key: str) -> str:
-    """The inverse of `encode_name`."""
+    """The inverse of `encode_name`. Raises DatasetError for other texts."""
     if not stored:
         return ""
     if stored[0] not in "+=":
@@ -824,7 +824,7 @@ class Table:
 
     @property
     def described(self) -> str:
-        """The title with the number of samples."""
+        """The title and the number of samples, for messages."""
         return f"{self.title}, {len(self):,} samples" if self.rows is None else self.title
 
     @property

@@ -53,7 +53,7 @@ from readers.table import ABSENT, Buffer, ImageInfo, Table, upright_sides
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
 ReadColumns: TypeAlias = Callable[[Collection[str]], Mapping[str, Sequence[Any]]]
-ERASED = "…"  # replaces a value that may identify a person
+ERASED = "…"  # replaces a value that can identify a person
 NUMBERS = ("width", "height", "min_side", "max_side", "pixels", "aspect", "bytes", "orientation", "components")
 TEXTS = ("key", "class_name", "medium", "split", "folder")
 _LABEL = "label"

@@ -40,7 +40,7 @@ Engine: TypeAlias = Literal["auto", "triton", "torch"]
 Tiling: TypeAlias = tuple[int, int, int, int, int]
 TILING: Tiling = (16, 32, 16, 32, 4)
 _MAX_EXTENT = 1 << 31
-_COMPILERS = ("gcc", "clang", "cc")  # in the order in which Triton looks for one; $CC comes first
+_COMPILERS = ("gcc", "clang", "cc")  # in Triton's search order, after $CC
 _NO_COMPILER = " (there is no C compiler here: install gcc, or name one in CC)"
 
 

@@ -80,7 +80,7 @@ _SUMMED_FROM = 12
 # The place of coefficient k of a JPEG in a block, 8 * line + column: the zigzag of T.81, figure A.6.
 _DIAGONALS = [(i, s - i) if s % 2 == 0 else (s - i, i) for s in range(15) for i in range(s, -1, -1)]
 _ZIGZAG = np.array([8 * line + column for line, column in _DIAGONALS if line < 8 and column < 8])
-# Bit b of a mask is the place SPARSE[b] of a block: tiles of 2 lines x 4 columns, each column by column.
+# Bit b of a mask stands for the place SPARSE[b] of a block: tiles of 2 lines x 4 columns, each column by column.
 SPARSE = np.array(
     [
         8 * (2 * lines + line) + 4 * half + c
@@ -135,7 +135,7 @@ class Shape(NamedTuple):
 
 
 def blocks_of(shape: Shape, component: int) -> tuple[int, int]:
-    """(rows, blocks in a row) of a component."""
+    """(rows, blocks per row) of a component."""
     across, down = (shape.across, shape.down) if component else (1, 1)
     return -(-shape.height // (8 * down)), -(-shape.width // (8 * across))
 

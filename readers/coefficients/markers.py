@@ -28,7 +28,7 @@ _END, _SCAN, _QUANTISATION, _HUFFMAN, _RESTART = 0xD9, 0xDA, 0xDB, 0xC4, 0xDD
 _JFIF, _ADOBE = 0xE0, 0xEE
 _RGB_NAMES = (ord("R"), ord("G"), ord("B"))
 _COEFFICIENTS = 64
-_LARGEST_STEP = 32_767  # libjpeg multiplies by 16 bits with a sign
+_LARGEST_STEP = 32_767  # libjpeg's multipliers are signed 16-bit numbers
 _MOST_SEGMENTS = 1 << 16
 _KEPT_SEGMENTS = 64
 
@@ -99,7 +99,7 @@ class _State:
     huffman: dict[tuple[int, int], HuffmanTable] = field(default_factory=dict)
     restart: int = 0
     is_jfif: bool = False
-    adobe: int = -1  # the transform that Adobe's segment names
+    adobe: int = -1  # the transform in the Adobe segment, -1 without one
 
 
 def read_markers(data: Buffer, find_marker: Callable[[int], int]) -> Frame:

@@ -63,7 +63,7 @@ from readers.order.base import Int64s
 from readers.reader import Reader
 from readers.table import Buffer, ImageInfo, upright_sides
 
-DECODER = "dali"  # named in resume tokens
+DECODER = "dali"  # the name of the decoder in resume tokens
 # Media that only the decoder of this package decodes.
 _FOREIGN = {
     **{media: f"DALI does not decode {media.upper()} images" for media in ("gif", "avif", "heif", "jxl")},

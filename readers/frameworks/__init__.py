@@ -1,1 +1,1 @@
-"""Adapters for other libraries, one module each; only that module imports the library."""
+"""Adapters for other libraries, with one module for each library; no other module imports it."""

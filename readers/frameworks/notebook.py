@@ -22,7 +22,7 @@ from readers.table import NO_LABEL, Buffer, Sample, parse_npy
 if TYPE_CHECKING:
     from readers.reader import Reader
 
-_SMALL, _LARGE = 96, 256  # pixels of the longest side
+_SMALL, _LARGE = 96, 256  # longest side in pixels
 _PICTURES, _CLASSES = 8, 10
 _MOST_PIXELS = 50_000_000  # larger images are not shown
 _MOST_TEXT, _TEXT_BYTES = 300, 1 << 20  # characters shown; larger fields are not decoded
@@ -50,7 +50,7 @@ def _reader(reader: Reader) -> str:
 
 
 def _sample(sample: Sample) -> str:
-    """The HTML of a sample: key, label, and for each field a thumbnail, the shape of an array, or the first text."""
+    """The HTML of a sample: key, label, and each field as a thumbnail, an array shape, or the start of a text."""
     rows = "".join(
         f"<tr><td>{_text(name)}</td><td>{_field(data, _LARGE)}</td></tr>" for name, data in sample.fields.items()
     )

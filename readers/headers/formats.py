@@ -333,7 +333,7 @@ _SKIPPED = frozenset((0xFFC4, 0xFFCC, 0xFFDB, 0xFFDC, 0xFFDD, 0xFFFE, *range(0xF
 _XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 _PROGRESSIVE = 2  # the lower bits of the SOF markers of progressive images
 _STANDALONE = frozenset((0xFF01, *range(0xFFD0, 0xFFD8)))
-# Metadata beyond 64 kB is split into segments of 64 kB: 65,536 of them are 4 GB.
+# Longer metadata is split into segments of 64 kB: 65,536 of them are 4 GB.
 _MAX_SEGMENTS = 1 << 16
 _SEARCH_BYTES = 4096
 # The number of scans that an image of any size may have, and the number of pixels that the decoder may visit in an
@@ -503,7 +503,7 @@ UPRIGHT = 1
 
 _BITS = 258
 _WIDTH, _HEIGHT, _ORIENTATION, _SAMPLES, _TIFF_XMP = 256, 257, 274, 277, 700
-# The tags of the offsets and of the lengths.
+# Tags of the offsets and of the lengths.
 _STRIPS, _TILES = (273, 279), (324, 325)
 _EXIF_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 _TYPE_BYTES = {**_EXIF_TYPE_BYTES, 17: 8, 18: 8}

@@ -152,7 +152,7 @@ def requests_per_sample(order: Order, reader: Reader, *, field: str = "", gap_by
 
 
 def _reads(order: Order) -> Iterator[Int64s]:
-    """The samples of each read, for some reads spread over the set."""
+    """The samples of each read, int64 [k], for reads spread over the set."""
     if isinstance(order, Sequential):
         yield np.arange(min(len(order), _SAMPLED), dtype=np.int64)
     elif isinstance(order, BlockShuffled):

@@ -241,7 +241,7 @@ def native_pipeline(
 
     ops: the operators on the images, for example `resnet_train_ops()`.
     shuffle: read in a random order, which does not depend on `seed`.
-    machine: where the pipeline runs.
+    machine: the device and the threads of the pipeline.
     seed: for crops and flips.
 
     `native_batches` needs a `ROCALClassificationIterator` of `amd.rocal.plugin.generic` over it.

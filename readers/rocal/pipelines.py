@@ -47,7 +47,7 @@ Ops: TypeAlias = Callable[[Any, Any], Any]
 
 _STDOUT, _STDERR = 1, 2
 _redirected = threading.RLock()
-_GPU_LIBRARIES = (b"libamdhip64", b"libOpenCL")  # a rocAL with a GPU backend is linked with one of them
+_GPU_LIBRARIES = (b"libamdhip64", b"libOpenCL")  # a rocAL with a GPU backend is linked to one of them
 _MIDDLE = [127.5, 127.5, 127.5]
 _MEAN = [255 * value for value in IMAGENET_MEAN]
 _STD = [255 * value for value in IMAGENET_STD]
@@ -344,7 +344,7 @@ def _check_box(source: RocalSource, crop: Crop) -> None:
     """Check that all images have the same size, contain the box, and are decoded at their size, because the box is in
     pixels of the decoded image. Raises DatasetError and ValueError."""
     sides = np.stack(upright_sides(source.reader.info), axis=1)
-    sizes = np.unique(sides[sides.all(axis=1)], axis=0)  # those of damaged images are unknown
+    sizes = np.unique(sides[sides.all(axis=1)], axis=0)  # the sizes of damaged images are unknown
     if len(sizes) != 1:
         examples = "; ".join(f"{height} x {width}" for height, width in sizes[:2])
         raise DatasetError(
@@ -389,7 +389,7 @@ def _check_box(source: RocalSource, crop: Crop) -> None:
 
 _Arrays: TypeAlias = list[npt.NDArray[Any]]
 _GREY = 0.1  # tolerance of normalised values, about 6 of 255 or more
-_used: weakref.WeakSet[Any] = weakref.WeakSet()  # a pipeline is released once, by one loader
+_used: weakref.WeakSet[Any] = weakref.WeakSet()  # pipelines with a loader, which releases them once
 
 
 class RocalLoader:

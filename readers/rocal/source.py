@@ -160,7 +160,7 @@ def _encode(data: Buffer, header: ImageHeader, limits: Limits, quality: int) -> 
         pixels = np.asarray(small)
     try:
         encoded: bytes = simplejpeg.encode_jpeg(np.ascontiguousarray(pixels), quality, "RGB", "444")
-    except ValueError as error:  # more than 65,500 pixels a side
+    except ValueError as error:  # more than 65,500 pixels per side
         raise BadSampleError(f"{header.media} image of {height} x {width} pixels as a JPEG: {error}") from error
     return encoded
 

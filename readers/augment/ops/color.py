@@ -203,8 +203,8 @@ def channel_factors(normalize: Normalize | None, largest: float = 255.0, channel
 
 _REACH_SIGMAS = 4.0
 _LEAST_SIGMA = 1e-3
-_BLOCKS_FROM, _BLOCK = 512, 64  # pixels of a side
-_VALUES = 1 << 24  # most values of the matrices of images processed at a time: 64 MiB
+_BLOCKS_FROM, _BLOCK = 512, 64  # pixels per side
+_VALUES = 1 << 24  # limit of values in the matrices of a group of images: 64 MiB
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -393,7 +393,7 @@ class RandomErasing(Op):
 # whole batch, drawn from a Beta distribution. Labels become soft, float32 [n, classes].
 
 
-_MIX_TRIES = 8  # each try fails at most once in twenty times
+_MIX_TRIES = 8  # each try fails with a probability of at most 1/20
 _GAMMA_DRAWS = 3 * _MIX_TRIES + 1
 
 
@@ -439,7 +439,7 @@ class MixUp(_Mix):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class CutMix(_Mix):
-    """Replace a box of each image by that of the image before it.
+    """Replace a box of each image by the same box of the image before it.
 
     alpha: parameter of the Beta(alpha, alpha) distribution of the share that is kept. p: probability that a batch is
     mixed.

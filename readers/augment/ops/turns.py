@@ -241,10 +241,10 @@ class TrivialAugmentWide(_Changes):
 
 
 def _picked(which: Floats, sign: Floats, share: Floats, most: Sequence[Any]) -> Floats:
-    """[n, 2]: number and strength of an operation for each image.
+    """The number and the strength of an operation for each image, [n, 2].
 
-    which, sign: draws, [n]. share: strength relative to the largest. most: the largest strength of each operation, a
-    number or float64 [n].
+    which, sign: uniform draws, [n]. share: strength relative to the largest, [n]. most: the largest strength of each
+    operation, a number or float64 [n].
     """
     strengths = np.stack([share * value for value in most], axis=1)
     strengths[:, _SIGNED] *= np.where(sign < 0.5, -1.0, 1.0)[:, None]
@@ -285,7 +285,7 @@ def _moves(parameters: Sequence[float], height: int, width: int) -> Sequence[Mat
 
 
 def _mapped(number: int) -> _Change:
-    """An operation that moves pixels, with nearest sampling."""
+    """The function of an operation that moves pixels, with nearest sampling."""
 
     def change(images: torch.Tensor, by: Rows) -> torch.Tensor:
         height, width = images.shape[2:]
@@ -307,7 +307,7 @@ def _contrast(images: torch.Tensor, by: Rows) -> torch.Tensor:
 
 
 def _sharpness(images: torch.Tensor, by: Rows) -> torch.Tensor:
-    """Sharpness, by Pillow's smooth filter with weights 1/13 for each neighbour and 5/13 for the pixel; edges stay."""
+    """Sharpness by the smooth filter of Pillow: weights 1/13 for each neighbour, 5/13 for the pixel; edges remain."""
     import torch.nn.functional as F
 
     kernel = images.new_full((3, 1, 3, 3), 1 / 13)

@@ -157,8 +157,7 @@ def decode_rows(data, table, programs, samples, damaged, BLOCKS: tl.constexpr, S
         high_masks += high_skipped
         tile, bit = tl.arange(0, 8)[:, None], tl.arange(0, 8)[None, :]
         place = 8 * tile + bit
-        # A place in SPARSE is made of line and column; in WORKING, of the pair of lines, the column, and the line of
-        # the pair.
+        # The index in WORKING is made of the pair of lines, the column, and the line in the pair.
         working = 32 * (bit & 1) + 16 * ((tile >> 1) & 1) + 8 * (tile & 1) + 2 * (bit >> 1) + (tile >> 2)
         multipliers = tl.load(steps + working).to(tl.int32)
         block = _top_block(row, top, end)
