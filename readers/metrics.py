@@ -213,8 +213,9 @@ def _text(registry: Any, openmetrics: bool) -> str:
 def write(path: str | os.PathLike[str], watched: Watched) -> Path:
     """Replace a file by the current metrics, atomically; returns its path.
 
-    path: a file *.prom is in the format of the textfile collector of node_exporter, any other in that of OpenMetrics.
-        With several ranks, the name gets the rank: packer.prom becomes packer.rank3.prom.
+    path: a file with the suffix .prom is in the format of the textfile collector of node_exporter, any other file in
+        that of OpenMetrics. With several ranks, the rank becomes part of the name: packer.prom becomes
+        packer.rank3.prom.
 
     Raises MissingExtraError and OSError.
     """

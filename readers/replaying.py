@@ -571,7 +571,7 @@ def find_states(
             if file != path and (file.suffix not in (".json", *_TORCH) or not file.is_file()):
                 continue
             if found and file.suffix != ".json":
-                break  # no need to load large files of torch: a JSON file had the state
+                break  # a JSON file had the state, so large files of torch need not be loaded
             try:
                 found |= dict(_walk(_content(file), "" if file == path else file.name))
             except ResumeError as error:
