@@ -487,8 +487,8 @@ def _plain(value: Any) -> Any:
 #
 # Workers read every sample once; labels are known only then. Keys are the sample numbers. The kinds of members and the
 # sizes are estimated from a few samples, whose bytes also tell apart data sets of the same length. The fingerprint of a
-# Hugging Face data set identifies all of it; without one, the listing is `sampled`: before a resumed conversion reuses
-# packed samples, they are compared with the data set.
+# Hugging Face data set identifies all of it; without one, the listing is `sampled`: before samples packed earlier are
+# accepted for this data set, they are compared with it.
 
 
 EXAMINED = 16
