@@ -55,7 +55,7 @@ def compression_of(path: Path) -> str:
     except OSError as error:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
-    # The length of a TFRecord file's first record may equal such a magic number, but only there its checksum follows.
+    # The length of a TFRecord file's first record may equal a magic number; the record's checksum tells them apart.
     return "" if found and REGISTRY.of_content(head) is not None else found
 
 
