@@ -191,7 +191,7 @@ def _shard(folder: Path, info: Mapping[str, Any]) -> MdsShard:
 
 
 class _Memory(ByteFile):
-    """A compressed shard, unpacked into memory. Raises SourceError if it is longer than its index says."""
+    """A compressed shard, unpacked into memory. Raises SourceError if its size is not that in the index."""
 
     def __init__(self, shard: MdsShard) -> None:
         with UnpackedStream(shard.file.path, shard.compression) as stream:

@@ -527,7 +527,7 @@ class UrlReader:
         return (image, *fields)
 
     def close(self) -> None:
-        """Cancel the images that are expected and not yet requested."""
+        """Make no further requests; those in progress are not ended."""
         with self._room:
             self._is_closed = True
             self._room.notify_all()
