@@ -95,7 +95,7 @@ def _packable(sample: Located) -> Located:
 
 
 def _safe(name: str) -> str:
-    """A name, escaped if it would lead out of a folder."""
+    """A name, without a leading "/" and without ".." if it would lead out of a folder."""
     leads_out = name[:1] == "/" or (".." in name and ".." in PurePosixPath(name).parts)
     return safe_name(name) if leads_out else name
 
