@@ -783,8 +783,8 @@ def _format(facts: Facts, chosen: Measured) -> tuple[str, str]:
 def _shards(facts: Facts, chosen: Measured) -> tuple[Recommendation, tuple[str, ...]]:
     """The recommended shards of the largest split, and the flags for them.
 
-    `packer convert` sizes shards by the original bytes. If re-encoding changes the sizes, the flags give the number of
-    samples per shard instead.
+    `packer convert` sizes shards by the original bytes. If that would give another number of shards, the flags set the
+    number of samples per shard instead.
     """
     split = max(facts.splits, key=lambda name: facts.splits[name])
     samples, gpus = facts.splits[split], facts.job.gpus

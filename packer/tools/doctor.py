@@ -39,7 +39,16 @@ from readers.headers.pillow import PLUGINS, missing_plugin
 __all__ = ["Check", "Health", "examine"]
 
 _OURS = ("packer", "readers", "cache")
-_NOT_SHOWN = {"test", "testing", "site", "dev", "all", "s3", "dali-cuda12", "dali-cuda13"}  # nor others' second names
+_NOT_SHOWN = {
+    "test",
+    "testing",
+    "site",
+    "dev",
+    "all",
+    "s3",
+    "dali-cuda12",
+    "dali-cuda13",
+}  # tools for development, and aliases
 _SECONDS = 60.0
 _FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
 # The import statements of distributions whose module has another name; others are imported by name, with underscores.

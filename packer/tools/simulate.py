@@ -364,7 +364,7 @@ def _reach(batch: Int64s, end: Int64s) -> Int64s:
 
 
 def _cut(first: Int64s, last: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Split runs longer than RUN_BYTES where a sample begins at or after everything before it has ended."""
+    """Split runs longer than RUN_BYTES, at samples that begin after the end of all previous samples."""
     cuts: list[Int64s] = [first]
     for i in np.flatnonzero(end[last] - start[first] > RUN_BYTES).tolist():
         at, stop = int(first[i]), int(last[i]) + 1
@@ -765,8 +765,8 @@ class Row:
     """The result of one order with one capacity.
 
     order: name from `packer.tools.simulate.ORDERS`. cache: the given capacity, as text. spec: spec of the order.
-    mixes: shuffle quality of the steps of all ranks, by `readers.order.quality.step_quality`. rank_mixes: shuffle
-    quality of the batches of single ranks in the first epoch.
+    mixes: shuffle quality of the steps of all ranks in the first epoch, by `readers.order.quality.step_quality`.
+    rank_mixes: shuffle quality of the batches of single ranks in the first epoch.
     staged_after: seconds until staging is complete; 0 without staging.
     node_source: source bytes of each simulated node, over all epochs.
     step_source: source bytes of a step, of all nodes, over the first and the last epoch; means of at most 200 parts.
