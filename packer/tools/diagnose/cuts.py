@@ -1,4 +1,4 @@
-"""A data set cut into stages: reading, and each member of its transform.
+"""Data sets cut into stages: reading, and each member of the transform.
 
 Samples are recorded at each stage. If the loader has workers, they are recorded in a worker like the loader's, so that
 files opened by the data set are not open in processes forked later. A stage is then cut out by a data set that starts

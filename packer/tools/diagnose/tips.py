@@ -216,7 +216,7 @@ def _option(e: Evidence, of_torch: str, ours: str) -> str:
     return ours if e.facts.loader == "ImageLoader" else of_torch
 
 
-# --- The words of the rows.
+# --- The words for the texts of the rows.
 _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "where": lambda e: f"the data are on {e.facts.filesystem or 'an object store or web server'} ({e.facts.place})",
     "cost": lambda e: f"{' and '.join(_raw(e))} cost {in_ms(max(map(e.freed, _raw(e))))} of a step of "
@@ -300,7 +300,7 @@ class _Words(dict[str, Any]):
 TIPS: tuple[Tip, ...] = (
     # Raw data: place, file layout, reading and caching.
     Tip("network", "a machine with more bandwidth",
-        lambda e, f: f.is_shared and not any(room > f.set_bytes for _, room in f.faster)  # else a copy there is better
+        lambda e, f: f.is_shared and not any(room > f.set_bytes for _, room in f.faster)  # otherwise stage a copy
         and f.mean_bytes and f.batch_size and e.costs("storage"),
         "training needs {rate_needed}/s of raw data and gets {rate}/s; the set of {set} does not fit on this node",
         "Use a machine with a faster network or a larger local disk; no option of the loader changes this."),
@@ -328,7 +328,7 @@ TIPS: tuple[Tip, ...] = (
         lambda e, f: f.files == "remote" and _fetching(e),
         "every sample is a request to {place}; fetching whole shards once, in parallel, is faster",
         "packer stage {source} --target /local --threads 8"),
-    Tip("compress", "store the samples compressed",  # a JPEG takes 0.2 to 0.6 bytes a pixel
+    Tip("compress", "store the samples compressed",  # a JPEG has 0.2 to 0.6 bytes per pixel
         lambda e, f: f.pixel_bytes and f.mean_bytes >= max(_LARGE, f.short_side * f.long_side) and _fetching(e),
         "a sample takes {sample}, {bytes_a_pixel:.1f} bytes a pixel, and {cost}; data stored as pixels cost more to "
         "read than they save", "packer convert {source} --to tar --reencode jpeg --quality 90"),
