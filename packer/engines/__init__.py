@@ -1,16 +1,16 @@
 """Engines: run the tasks of a command elsewhere than in local processes.
 
-An engine is a `concurrent.futures.Executor`. Commands submit one call per shard (`packer.workers.run_shards`). Any
-executor works whose workers
+An engine is a `concurrent.futures.Executor`. Commands submit one call per shard (`packer.workers.run_shards`). The
+workers of an executor must
 
-    import the same version of packer, and see the files of the command at the same paths
-    run each call at least once: a call that runs twice, even concurrently, leaves the same files
+    import the same version of packer, and see the command's files at the same paths
+    run each call at least once; running it twice, even concurrently, leaves the same files
 
-so an executor may repeat the calls of a lost worker. There are no further requirements: calls and results are bytes,
-the error of a call is part of its result, and progress and stop requests go through files (`packer.workers`).
+so an executor may rerun the calls of a lost worker. There are no further requirements: calls and results are bytes, the
+error of a call is part of its result, and progress and stop requests are communicated through files (`packer.workers`).
 
-`open_engine` opens one by its name. An entry names a function open(scheduler), a context manager that yields the
-executor, or None in a process that has worked for another one and is done. Other packages add entries through the
+`open_engine` opens an engine by name. An entry's `home` is a function open(scheduler): a context manager that yields
+the executor, or None in a process that has served as a worker until the end. Other packages add entries through the
 entry point group "packer.engines".
 """
 
@@ -28,7 +28,7 @@ __all__ = ["REGISTRY", "EngineEntry", "engine_names", "open_engine"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineEntry(Entry):
-    """One engine. title: where its tasks run; home: its function open(scheduler)."""
+    """An engine. title: where its tasks run. home: its function open(scheduler)."""
 
 
 REGISTRY = Registry(
@@ -43,7 +43,7 @@ REGISTRY = Registry(
 
 
 def engine_names() -> tuple[str, ...]:
-    """The names that `open_engine` knows."""
+    """The names of all engines, for `open_engine`."""
     return REGISTRY.names()
 
 
@@ -58,7 +58,7 @@ def open_engine(name: str, scheduler: str | None = None) -> Iterator[Executor | 
             if engine is not None:
                 packer.convert("imagenet", to="tar", run=packer.Run(engine=engine))
 
-    With "mpi", all ranks enter: rank 0 gets the engine, the others work until its block ends, and then get None.
+    With "mpi", all ranks call this: rank 0 gets the engine; the others work until its block ends, and then get None.
 
     Raises ValueError (no such engine, or no cluster found), MissingExtraError, WorkerError (no connection).
     """

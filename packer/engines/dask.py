@@ -1,7 +1,7 @@
 """The engine "dask": the workers of a running Dask cluster, found by the address of its scheduler.
 
-Dask gives the tasks of a lost worker to another one; a task that has killed four workers is given up. Each worker
-should have one thread, since packing holds the interpreter's lock:  dask worker ADDRESS --nthreads 1.
+Dask reruns the tasks of a lost worker on another worker, and gives up a task that has killed four workers. Workers
+should have one thread each, since packing holds the interpreter's lock:  dask worker ADDRESS --nthreads 1.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ __all__ = ["open_dask"]
 
 @contextmanager
 def open_dask(scheduler: str | None = None) -> Iterator[Executor]:
-    """scheduler: tcp://host:port, or the path of a scheduler file (.json); by default from Dask's configuration.
+    """Open the engine on a running Dask cluster.
+
+    scheduler: tcp://host:port, or the path of a scheduler file (.json); by default from Dask's configuration.
 
     Raises ValueError (no scheduler is named), WorkerError (no answer), MissingExtraError.
     """

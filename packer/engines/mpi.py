@@ -1,6 +1,6 @@
 """The engine "mpi": `mpiexec -n N packer convert … --engine mpi`. Rank 0 runs the command, the others its tasks.
 
-A rank that dies ends the whole job, as usual with MPI; the same command continues.
+If a rank dies, MPI ends the whole job; running the same command again continues the conversion.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ __all__ = ["open_mpi"]
 
 @contextmanager
 def open_mpi(scheduler: str | None = None) -> Iterator[Executor | None]:
-    """Entered by all ranks of MPI.COMM_WORLD; see `packer.open_engine`. Raises MissingExtraError, ValueError."""
+    """Open the engine, in all ranks of MPI.COMM_WORLD; see `packer.open_engine`.
+
+    Raises ValueError (a scheduler is named), WorkerError (a single rank), MissingExtraError.
+    """
     if scheduler is not None:
         raise ValueError(
             "scheduler is the address of a cluster; MPI has none, its ranks are started by mpiexec or srun"

@@ -1,6 +1,6 @@
 """The engine "ray": the workers of a running Ray cluster.
 
-Ray repeats the tasks of a lost worker or node, three times at most.
+Ray reruns the tasks of a lost worker or node, at most three times.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ __all__ = ["open_ray"]
 
 @contextmanager
 def open_ray(scheduler: str | None = None) -> Iterator[Executor]:
-    """scheduler: HOST:PORT or ray://HOST:PORT; by default the cluster of this node, or of RAY_ADDRESS.
+    """Open the engine on a running Ray cluster.
+
+    scheduler: HOST:PORT or ray://HOST:PORT; by default RAY_ADDRESS, or the cluster of this node.
 
     Raises WorkerError (no cluster), MissingExtraError.
     """

@@ -1,6 +1,6 @@
-"""The container formats: a registry of entries, each implemented by one module, which is loaded on use.
+"""The registry of container formats. Each format is implemented by one module, which is loaded on first use.
 
-Another package adds a format through the entry point `packer.formats` (see `packer.registry`).
+Other packages add formats through the entry point group `packer.formats` (see `packer.registry`).
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ REGISTRY = Registry(
 
 
 def format_named(name: str) -> Format:
-    """The format of this name: "hdf5", "tfrecord", "tar", …. Raises FormatError for an unknown name."""
+    """The format with a name: "hdf5", "tfrecord", "tar", …. Raises FormatError for an unknown name."""
     entry = REGISTRY.get(name)
     if entry is None:
         raise FormatError(f"no format {name!r}; there are {', '.join(REGISTRY.names())}")

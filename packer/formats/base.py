@@ -1,11 +1,11 @@
 """The interface of formats: a format locates the samples of any shard, and most formats also write shards.
 
-The law, tested for each format that writes: the ranges that the writer reports are those that `locate` finds in the
-file, and reading one gives the payload. So shards can be adopted without a copy, and any index can be rebuilt.
+The law, tested for every format that writes: the ranges reported by a writer are those that `locate` finds in the file,
+and reading a range gives the payload. Shards can therefore be adopted without copying, and any index can be rebuilt.
 
-`locate` is the only code that interprets a foreign layout: `packer index` adopts the samples that it finds, and `packer
-convert` packs them (`packer.sources.shards`), so both give the same keys, labels, classes and fields. Conversion calls
-it with `lenient`, which also finds samples without a flat byte range.
+Only `locate` interprets foreign layouts: `packer index` adopts the samples that it finds, and `packer convert` packs
+them (`packer.sources.shards`), so both give the same keys, labels, classes and fields. Conversion calls it with
+`lenient`, which also finds samples that are not a single byte range.
 
 A format is a module with one subclass of `Format`, and an entry in the registry of `packer.formats`.
 """
@@ -62,10 +62,10 @@ __all__ = [
 # ------------------------------------------------------------------------------
 # Shard files: read through a sliding window, written in large gathered writes.
 #
-# A `Window` gives the walkers of tar, TFRecord and RecordIO small pieces without a system call for each. It uses
-# `pread` instead of a memory map, so that truncating a file during a walk is an error and not a SIGBUS.
+# A `Window` saves the walkers of tar, TFRecord and RecordIO a system call for each small read. It uses `pread` instead
+# of a memory map, so that truncating a file during a walk causes an error and not a SIGBUS.
 #
-# A `GatherFile` does not copy: pieces are kept by reference until `flush`, so their memory must not change before.
+# A `GatherFile` does not copy: it keeps references to pieces until `flush`, so their memory must not change before.
 
 
 _WINDOW_BYTES = 1 << 20
@@ -202,14 +202,14 @@ class GatherFile:
         self.path.unlink(missing_ok=True)
 
 
-_ARENA_BYTES = 256 << 10  # stays in the cache of a core: with 2 MiB, packing takes up to twice as long
+_ARENA_BYTES = 256 << 10  # fits in the cache of a core: with 2 MiB, packing takes up to twice as long
 
 
 @dataclass(frozen=True, slots=True)
 class ShardSpec:
-    """Facts about the set for a writer: the split, the fields (name -> kind), the classes, the label offset.
+    """The description of a set that a writer needs, and that a shard may store.
 
-    shards: number of shards of the split, 0 if unknown.
+    fields: name -> kind. shards: number of shards of the split, 0 if unknown.
     """
 
     split: str
@@ -222,8 +222,8 @@ class ShardSpec:
 class PackedSample(NamedTuple):
     """One sample to be written to a shard.
 
-    payloads and names are in the order of the spec's fields; None: no such field, name "": a field without a file.
-    label: NO_LABEL if none. header: of the image, if there is one.
+    payloads, names: in the order of the spec's fields; None for a missing field, "" for a field without a file name.
+    label: NO_LABEL if none. header: of the image, None if there is no image.
     """
 
     key: str
@@ -234,7 +234,7 @@ class PackedSample(NamedTuple):
 
 
 class Payloads:
-    """Offset, length and CRC32C of the payloads of a field, one entry per sample; ABSENT, 0 and 0 if it has none."""
+    """Offset, length and CRC32C of a field's payload in every sample; ABSENT, 0 and 0 if a sample lacks the field."""
 
     __slots__ = ("crc32c", "length", "offset")
 
@@ -248,8 +248,10 @@ class Payloads:
 
 
 class ChainedPayloads(Payloads):
-    """The same, of payloads whose CRC32C is not computed apart: crc32c has that of all bytes up to a payload's end,
-    from wherever counting began, and before that up to its start, until `separate`."""
+    """Payloads whose CRC32C is derived from a running checksum of the file, instead of being computed separately.
+
+    Until `separate`, `before` and `crc32c` have the running checksum at the start and the end of each payload.
+    """
 
     __slots__ = ("before",)
 
@@ -264,13 +266,13 @@ class ChainedPayloads(Payloads):
         self.before.append(before)
 
     def separate(self) -> None:
-        """Let crc32c have that of each payload."""
+        """Replace the running checksums in `crc32c` by the CRC32C of each payload."""
         shifted = crc32c_shift(np.array(self.before, np.uint32), np.array(self.length, np.uint64))
         self.crc32c = array("I", (np.array(self.crc32c, np.uint32) ^ shifted).tobytes())
 
 
 class WrittenShard(NamedTuple):
-    """Size and CRC32C of the whole file, and its payloads by field."""
+    """A finished shard: size and CRC32C of the whole file, and its payloads by field."""
 
     bytes: int
     crc32c: int
@@ -337,7 +339,7 @@ def without_offset(stored: int, options: LocateOptions) -> int:
 
 
 def is_field(name: str) -> bool:
-    """Whether the name of a field in a foreign shard is possible in every container."""
+    """Whether a name from a foreign shard is valid for a field in every container."""
     try:
         return FieldName(name) == name.lower()
     except BadNameError:
@@ -358,9 +360,9 @@ def key_by_number(path: Path, number: int) -> str:
 
 
 class Arena:
-    """Memory of a worker for samples, filled from front to back again and again; a larger sample grows it.
+    """A worker's memory for samples, which is filled from front to back, then reused, and grows for larger samples.
 
-    Writers keep references to payloads until they are flushed, so `flush` is called before the memory is reused.
+    Writers keep references to payloads until they are flushed, so `flush` is called before memory is reused.
     """
 
     __slots__ = ("_block", "_flush", "_used")
@@ -379,7 +381,7 @@ class Arena:
                 self._block = memoryview(bytearray(size))
 
     def rest(self) -> memoryview:
-        """The free part, to read into; then `take` the bytes read."""
+        """The free memory: read into it, then `take` the bytes read."""
         return self._block[self._used :]
 
     def take(self, size: int) -> memoryview:
@@ -423,7 +425,7 @@ class PlaceReader(Protocol):
 
 
 class Format(ABC):
-    """One container format. `locate` is required; a format that can be written has `shard_name` and `open_writer`."""
+    """A container format. `locate` is required; formats that can be written also need `shard_name`, `open_writer`."""
 
     name: str
     exports: ClassVar[Mapping[str, str]] = {}
@@ -465,7 +467,7 @@ class Format(ABC):
 
 
 class WalkedFormat(Format):
-    """A format that is walked from front to back, so that a compressed file can be walked, too."""
+    """A format that is read from front to back, so that it can also be read from a compressed stream."""
 
     def locate(self, path: Path, options: LocateOptions) -> Iterator[Located]:
         with Window(path) as window:
@@ -473,4 +475,4 @@ class WalkedFormat(Format):
 
     @abstractmethod
     def walk(self, window: Window, options: LocateOptions) -> Iterator[Located]:
-        """`locate` in an open file, whose size may be unknown; reads forward only."""
+        """Find every sample in an open file, as `locate`. Reads forward only; the file's size may be unknown."""

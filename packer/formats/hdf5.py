@@ -75,8 +75,10 @@ _MAX_VALUE_BYTES = 1 << 31
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn errors of h5py into a FormatError that names the file at `path`. For a damaged file, the type of h5py's
-    error depends on the damaged byte."""
+    """Turn errors of h5py into a FormatError that names the file at `path`.
+
+    All exceptions are caught: for a damaged file, the type of h5py's error depends on the damaged byte.
+    """
     try:
         yield
     except PackerError:
@@ -144,9 +146,9 @@ def _elsewhere(data: Any, path: Path) -> str | None:
 
 
 def check_claim(data: Any, path: Path, count: int = 1) -> None:
-    """Raise FormatError if the values of a data set (or 1 of `count`) are larger than the stored bytes allow.
+    """Raise FormatError if a data set, or one of its `count` values, is larger than the stored bytes allow.
 
-    A data set may claim any size; unwritten parts are read as zeros, and take as much memory as written ones.
+    A data set may claim any size; unwritten parts are read as zeros and take as much memory as written ones.
     """
     size = data.size * data.dtype.itemsize
     stored = data.id.get_storage_size()
@@ -209,7 +211,7 @@ def read_strings(data: Any) -> list[str]:
 
 # --- images that are not flat ---
 class Hdf5Places:
-    """Reads the images of an open file."""
+    """Reads the images of an open file that are not flat."""
 
     def __init__(self, file: Any, path: Path) -> None:
         self._file, self._path = file, path
@@ -257,10 +259,9 @@ class Hdf5Places:
 # reads, and raw pixels become PNG. The data set of all images is named by `image_key`, or has one of IMAGE_NAMES, or is
 # the only one of a fitting type. Top-level groups named like splits are the splits.
 #
-# Labels: a data set of n whole numbers in the group of the images, or in its parent. For items: their attribute
-# "label", or such a data set for the items in the order of their names (by number if all names are numbers), or else
-# their groups, like the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
-# groups, as if these were the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
+# Labels: a data set of n integers in the group of the images, or in its parent. For items: their attribute "label", or
+# such a data set for the items in the order of their names (by number if all names are numbers), or else their groups,
+# like the folders of an image tree. Keys and names: a data set of n distinct strings, if any.
 
 
 IMAGE_NAMES = ("images", "image", "image/data", "data", "encoded", "jpeg", "jpegs")
@@ -277,7 +278,7 @@ _TABLES = (*LABEL_NAMES, *OFFSET_NAMES, *LENGTH_NAMES)
 
 
 def locate_foreign(file: Any, path: Path, options: LocateOptions, unused: list[tuple[str, str]]) -> Iterator[Located]:
-    """The samples of an open file; items that the tree leaves out are appended to `unused`."""
+    """The samples of an open file; items that are not samples are appended to `unused`."""
     groups = _split_groups(file, path, options)
     for name, group in groups.items():
         yield from _together(_images_in(group, path, options), group, path, options, name)
@@ -311,7 +312,7 @@ def _split_groups(file: Any, path: Path, options: LocateOptions) -> dict[str, An
 
 
 def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
-    """The data set of all images in a group; None if every image has a data set; or the group named for these."""
+    """The data set of all images in a group, or the object named by `image_key`; None if every image has a data set."""
     if options.image_key:
         found = group.get(options.image_key)
         if found is None:
@@ -377,7 +378,7 @@ def _together(images: Any, group: Any, path: Path, options: LocateOptions, split
 
 
 def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None, list[tuple[int, ...]], list[int]]:
-    """First byte of the data in the file (None: not flat), [start, stop) of every image in it, and its bytes."""
+    """First byte of the data in the file (None if not flat), and [start, stop) and size of every image in them."""
     start = None
     try:
         start = flat_start(images, path)
@@ -405,7 +406,7 @@ def _ranges(images: Any, path: Path, options: LocateOptions) -> tuple[int | None
 
 
 def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, list[tuple[int, ...]], list[int]]:
-    """The same as `_ranges`, for images that are elements of their data set."""
+    """None, and the place and approximate size of every image, for images that are elements of their data set."""
     n, stored = images.shape[0], images.id.get_storage_size()
     if not options.lenient:
         raise NotFlatError(not_flat(images, path, f"holds {_kind(images)}"))
@@ -428,7 +429,7 @@ def _table_near(images: Any, names: tuple[str, ...]) -> Any:
 
 
 def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list[int]:
-    """n labels, from the named data set, or one next to the images, or one in `group`; else NO_LABEL."""
+    """n labels, from the data set of `label_key`, or one next to the images, or one in `group`; else NO_LABEL."""
     file, path = images.file, Path(images.file.filename)
     if options.label_key:
         table = group.get(options.label_key)
@@ -452,7 +453,7 @@ def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list
 
 
 def _keys(images: Any, path: Path, n: int) -> tuple[list[str], list[str]]:
-    """Keys and file names of n samples, from the file if it has distinct ones."""
+    """Keys and file names of n samples, from a data set of distinct strings if there is one."""
     table = _table_near(images, KEY_NAMES)
     if table is not None and table.shape == (n,) and h5py.check_string_dtype(table.dtype) is not None:
         check_claim(table, path)
@@ -582,7 +583,7 @@ def _kind(data: Any) -> str:
     return f"an array of {data.dtype} with shape {data.shape}"
 
 
-_DATA_START = 4096  # of the first data set, with the alignment that we request; checked on every shard
+_DATA_START = 4096  # of the first data set, with the alignment in `_create`; checked for every shard
 _SMALL_BYTES = _DATA_START  # smaller data sets are not aligned, so h5py writes them
 _COPY_BYTES = 8 << 20
 _CHUNK_CACHE_BYTES = 64 << 20
@@ -592,7 +593,7 @@ _VERSION = 1
 
 
 class Hdf5Writer:
-    """Writes one shard; image payloads are not copied, further fields are spooled to separate files."""
+    """Writes an HDF5 shard. Image payloads are not copied; further fields are spooled to separate files."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._path, self._spec = path, spec
@@ -761,8 +762,11 @@ def _contiguous(group: Any, name: str, shape: tuple[int, ...]) -> Any:
 
 
 def _fixed(text: str) -> npt.NDArray[Any]:
-    """A string of fixed length. Variable-length strings are stored in a global heap, where one flipped bit in an object
-    size makes the HDF5 library loop forever, so that `verify` would hang instead of reporting the damage."""
+    """A string of fixed length.
+
+    Variable-length strings are stored in a global heap, where one flipped bit in an object size makes the HDF5 library
+    loop forever, so that `verify` would hang instead of reporting the damage.
+    """
     encoded = text.encode()
     return np.array(encoded, h5py.string_dtype("utf-8", len(encoded) or 1))
 
@@ -798,7 +802,7 @@ def _copy(source: int, source_offset: int, target: int, target_offset: int, leng
 
 
 class Hdf5Format(Format):
-    """HDF5 with flat data sets."""
+    """HDF5 files with flat data sets."""
 
     name = "hdf5"
 
@@ -891,7 +895,7 @@ def _locate_ours(file: Any, path: Path, spec: ShardSpec) -> Iterator[Located]:
 
 
 def _pixel_ranges(data: Any, n: int, path: Path) -> tuple[tuple[Any, Any], tuple[int, int]]:
-    """Offsets and lengths of n raw images of one size, and (height, width)."""
+    """Offsets and lengths of n raw images of equal size, and (height, width)."""
     if data.dtype != np.uint8 or data.ndim != 4 or data.shape[0] != n or data.shape[3] != 3:
         raise FormatError(
             f"{path}: {data.name} is {data.dtype} {list(data.shape)}, expected uint8 [{n}, height, width, 3]"

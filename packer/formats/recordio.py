@@ -1,4 +1,4 @@
-"""MXNet RecordIO: shards of im2rec and `mxnet.recordio`, `x.rec` with the positions of its records in `x.idx`.
+"""MXNet RecordIO: shards made by im2rec and `mxnet.recordio`, `x.rec` with the positions of its records in `x.idx`.
 
     record   u32le 0xced7230a · u32le cflag << 29 | length · data · zeros up to 4 bytes       (dmlc/recordio.h)
     cflag    0: whole; 1, 2, 3: the first, a middle and the last part of a record whose data contain the magic number
@@ -8,7 +8,7 @@
 The key of a sample is the number of its record. A record in parts has no flat byte range, since the magic number was
 removed from its data; it can be converted. The .idx is not needed, but one that differs from the .rec is an error.
 
-Sets of InsightFace have records without images. They are recognised by record 0 (its face2rec2.py):
+InsightFace sets also have records without images. They are recognised by record 0 (face2rec2.py of InsightFace):
 
     0            labels: the number of the first record after the images · the number after the last record
     1 … n        an image with one label, or several, the first of which is its identity
@@ -39,7 +39,7 @@ _MAX_INDEX_BYTES = 1 << 32
 
 
 class RecordIOFormat(WalkedFormat):
-    """RecordIO of image records."""
+    """RecordIO files of image records."""
 
     name = "recordio"
 
@@ -95,7 +95,7 @@ class RecordIOFormat(WalkedFormat):
 
 
 class _PartsReader:
-    """Reads records in parts; a place is the first byte of a record, and the length of its header."""
+    """Reads records in parts. Place: (position of the record, length of its header)."""
 
     def __init__(self, window: Window) -> None:
         self._window = window
@@ -153,7 +153,10 @@ def _frame(window: Window, position: int) -> tuple[int, int, int]:
 
 
 def _insightface_images(window: Window, known: dict[int, int] | None) -> int | None:
-    """The number of images stated by record 0 of an InsightFace set. Without an .idx that is the first record."""
+    """The number of images stated by record 0 of an InsightFace set; None for other sets.
+
+    Without an .idx, record 0 is the first record.
+    """
     position = 0 if known is None else next((place for place, number in known.items() if number == 0), None)
     if position is None or not window.read_up_to(position, 1):
         return None

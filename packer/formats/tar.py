@@ -9,8 +9,8 @@
 WebDataset splits a name at the first dot of its last component, so a stem must not contain a dot there; blanks would
 break DALI's index, and names over 100 bytes need header extensions that some readers lack. Such a key gets a separate
 stem (percent-escaped, or its BLAKE2b hash) and a `__name__` member with the original key. A file whose name is not
-`key.ext` (for example "x.JPEG") gets a `__name__` member, too, so the original tree can always be restored. After the
-end of the archive there is a record of the set that the shard belongs to; see below.
+`key.ext` (for example "x.JPEG") gets a `__name__` member, too, so the original tree can always be restored. The end of
+the archive is followed by a record of the set that the shard belongs to; see below.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ __all__ = [
 ]
 
 
-# USTAR member headers: this code builds those of packer, and reads those of any tar program.
+# USTAR member headers: written for packer's shards, and read from archives of any tar program.
 #
 # A header is 512 bytes (POSIX.1-1988, pax(1) "ustar Interchange Format"):
 #
@@ -68,21 +68,20 @@ __all__ = [
 #     156 typeflag · 157 linkname[100] · 257 magic "ustar\0" "00" · 265 uname[32] · 297 gname[32] · 345 prefix[155]
 #
 # Numbers are octal text; sizes of 8 GiB and more are GNU base-256. The checksum is the sum of all bytes, with its own
-# field counted as blanks. Data follow, padded to 512. Two blocks of zeros end the archive. Another archive may follow
-# them if several were joined by `cat`; programs differ in whether they read it (GNU tar with --ignore-zeros); here it
-# is read.
+# field counted as blanks. Data follow, padded to 512. Two blocks of zeros end the archive. If archives were joined by
+# `cat`, another one follows; it is read here, while GNU tar for example needs --ignore-zeros.
 
 
 BLOCK_BYTES = 512
 MAX_NAME_BYTES = 100
 MAX_SIZE_BYTES = 8**11 - 1
-RECORD_NAME = b"__packer__"  # of the record after the end of the archive
+RECORD_NAME = b"__packer__"  # in the header of the record after the end of the archive
 _RECORD_BYTES = 20 * BLOCK_BYTES
 _MAX_META_BYTES = 1 << 20
 _MAX_GAP_BYTES = 16 << 20  # of zeros between archives
 
 _HEAD = b"0000644\0" + b"0000000\0" + b"0000000\0"
-_MTIME = b"\0" + b"00000000000\0"  # behind the end of the size
+_MTIME = b"\0" + b"00000000000\0"  # preceded by the terminator of the size
 _TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(BLOCK_BYTES - 265)
 _HEADER = _HEAD + b"%011o" + _MTIME + b"%06o\0 " + _TAIL
 _CONSTANT_SUM = sum(_HEAD) + sum(_MTIME) + 8 * ord(" ") + sum(_TAIL)
@@ -112,9 +111,9 @@ def end_of_archive(position: int) -> bytes:
 
 
 def walk(window: Window, strays: list[int] | None = None) -> Iterator[Member]:
-    """Every member in file order, also of archives that follow, with GNU long names and PAX paths and sizes applied.
+    """Every member in file order, including concatenated archives, with GNU long names, PAX paths and sizes applied.
 
-    strays: gets the position of data after the end that are not an archive.
+    strays: the position of data after the end that are not an archive is appended to it.
 
     Raises FormatError for a wrong checksum, a size that extends past the end, a sparse member or a missing end.
     """
@@ -161,9 +160,9 @@ def walk(window: Window, strays: list[int] | None = None) -> Iterator[Member]:
 
 
 def _after_end(window: Window, position: int) -> tuple[int, bool]:
-    """The position of data after the zeros at `position`, except the record of a set, and whether they are a header.
+    """(position of the data after the zeros at `position`, whether they are a header); -1 if there are no data.
 
-    -1 if there are none.
+    The record of a set is skipped.
     """
     stop = position + _MAX_GAP_BYTES
     while position < stop and len(block := window.read_up_to(position, BLOCK_BYTES)) == BLOCK_BYTES:
@@ -240,13 +239,13 @@ def _text(field: bytes) -> str:
 
 
 # ------------------------------------------------------------------------------
-# The record of a set in a tar shard, after the end of the archive, where readers of samples do not look.
+# The record of a set in a tar shard, after the end of the archive, where other readers ignore it.
 #
 #     … members · two blocks of zeros · header of "__packer__" · the record · zeros up to a full tar record
 #
 # Tar programs stop at the zeros. The record has two lines: a JSON object with split, fields, classes, label_offset and
 # shards (the number of shards of the split); and {"crc32c": "0a1b2c3d", "position": 12345}, the CRC32C of the first
-# line and the position of the header, so that a shard with another shard as a member is not mistaken for that one.
+# line and the position of the header, which shows that the record of a shard inside of another is not the outer one's.
 
 
 _TAIL_BYTES = 16 << 10  # more than the zeros at the end and the second line
@@ -271,7 +270,7 @@ def end_with_record(position: int, spec: ShardSpec) -> bytes:
 
 
 def read_record(path: Path) -> ShardSpec | None:
-    """The record of its set in a shard; None without one. Raises FormatError if it is damaged."""
+    """Read the record of the set from a shard; None if there is none. Raises FormatError if it is damaged."""
     with Window(path) as window:
         tail_start = max(0, window.size - _TAIL_BYTES)
         tail = window.read(tail_start, window.size - tail_start).rstrip(b"\0")
@@ -315,13 +314,13 @@ _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdatase
 _SKIPPED = re.compile(r"__[^/]*__($|/)")  # webdataset skips these names
 _PLAIN = re.compile(r"[A-Za-z0-9_/+=~@,:()\[\]{}-]+")
 _MAX_NAME_MEMBER_BYTES = 1 << 20
-_INDEX_VERSION = {"dali": "v1.2", "rocal": "v1.0"}  # rocAL reads names in no other version
+_INDEX_VERSION = {"dali": "v1.2", "rocal": "v1.0"}  # the only version with names that rocAL reads
 _ZEROS = bytes(BLOCK_BYTES)
 _LONGEST_EXTENSION_BYTES = 24
 
 
 def member_stem(key: str) -> str:
-    """The member name, without extension, for a key; equal to it for nearly all keys, distinct for distinct keys."""
+    """The member name for a key, without extension. It equals nearly every key, and is distinct for distinct keys."""
     plain = _PLAIN.fullmatch(key) and "__" not in key and key[0] != "~" and key[-1] != "/"
     if plain and len(key) <= MAX_NAME_BYTES - _LONGEST_EXTENSION_BYTES:
         return key
@@ -342,7 +341,7 @@ def _escape(text: str, also: str) -> str:
 
 
 class TarWriter:
-    """Writes one shard. Members of a sample are contiguous; payloads are not copied."""
+    """Writes a tar shard. The members of a sample are contiguous; payloads are not copied."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         for field in spec.fields:
@@ -441,7 +440,7 @@ def _name_payload(sample: PackedSample, fields: tuple[tuple[str, str], ...]) -> 
 
 
 class TarFormat(WalkedFormat):
-    """WebDataset tars."""
+    """Tar shards in the WebDataset convention."""
 
     name = "tar"
     exports: ClassVar = {"dali": ".idx", "rocal": ".idx", "wids": ".wids.json"}
@@ -495,9 +494,9 @@ class TarFormat(WalkedFormat):
 
 
 def sample_members(window: Window) -> Iterator[tuple[Member, str, str]]:
-    """(member, stem, extension in lower case) of all members that WebDataset sees in a shard, in file order.
+    """(member, stem, extension in lower case) of all members of a shard that WebDataset reads, in file order.
 
-    Raises FormatError for links, and for names that its readers would drop or cannot represent.
+    Raises FormatError for links, and for names that WebDataset would drop or cannot represent.
     """
     for member in walk(window):
         if member.type == "5" or _SKIPPED.match(member.name):

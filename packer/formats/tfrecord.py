@@ -7,11 +7,11 @@
     image/format                  "JPEG", "PNG", …
     image/height, /width, /channels, image/colorspace   of the image as stored
     image/filename                the original file name within the split's folder
-    image/class/label             label + label_offset; with /synset and /text the class name; absent without a label
+    image/class/label             label + label_offset; the class name is in /synset and /text; absent without a label
     image/key                     only if the key is not the file name without its last suffix
     <field>/encoded, /filename    further fields;  json: the `json` field
 
-The image is the last feature of a record, after a short head that a walker reads at once.
+The image is the last feature of a record, so all others can be read without it.
 
 In foreign records, the image is the first of IMAGE_FEATURES, the label the first of LABEL_FEATURES, the name the first
 of NAME_FEATURES and the class the first of CLASS_FEATURES that a record has, unless options name others. A text label
@@ -65,7 +65,7 @@ __all__ = [
 ]
 
 
-# TFRecord bytes: the checksums of records, and the `tf.train.Example` in them, built and walked without copying.
+# TFRecord bytes: the checksums of records, and their `tf.train.Example`, built and parsed without copying.
 #
 #     Example  { Features features = 1 }
 #     Features { map<string, Feature> feature = 1 }        a map entry is { string key = 1; Feature value = 2 }
@@ -82,12 +82,12 @@ _MAX_VALUES = 1 << 20
 
 
 def masked_crc(crc: int) -> int:
-    """A CRC32C in TFRecord's form: rotated and shifted, so that a CRC of data with CRCs in them stays meaningful."""
+    """Mask a CRC32C as TFRecord does: rotated and offset, since CRCs of data that contain CRCs are weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def starts_record(head: bytes) -> bool:
-    """Whether a TFRecord begins here: its length may look like any magic number, but its checksum follows."""
+    """Whether `head` is the start of a TFRecord: a length, which may equal any magic number, and its checksum."""
     stated = int.from_bytes(head[8:RECORD_HEAD_BYTES], "little")
     return len(head) >= RECORD_HEAD_BYTES and stated == masked_crc(crc32c(head[:8]))
 
@@ -148,8 +148,10 @@ def features_header(length: int) -> bytes:
 
 
 class Feature(NamedTuple):
-    """One feature: kind "bytes", "float", "int64" or "" (empty); byte ranges of its bytes values in the record, or its
-    int64 values."""
+    """A feature of an Example.
+
+    kind: "bytes", "float", "int64" or "" (empty). ranges: of bytes values, in the record. values: int64 values.
+    """
 
     kind: str
     ranges: list[tuple[int, int]]
@@ -274,7 +276,7 @@ CLASS_FEATURES = ("image/class/synset", "image/class/text")
 
 
 class TFRecordWriter:
-    """Writes one shard; payloads are not copied."""
+    """Writes a TFRecord shard; payloads are not copied."""
 
     def __init__(self, path: Path, spec: ShardSpec) -> None:
         self._file = GatherFile(path)
@@ -283,9 +285,9 @@ class TFRecordWriter:
             (name, f"{name}/filename", "json" if name == kind == "json" else f"{name}/encoded")
             for name, kind in spec.fields.items()
         )
-        self._payloads = {name: ChainedPayloads() for name in spec.fields}  # from the start of their record
+        self._payloads = {name: ChainedPayloads() for name in spec.fields}  # checksums run from the start of a record
         self._columns = tuple(self._payloads.values())
-        self._footer = b""  # of the last record, which the checksum of the file lacks
+        self._footer = b""  # of the last record, which is not yet in the checksum of the file
         self._label_features: dict[int, bytes] = {NO_LABEL: b""}
         self._media_features: dict[tuple[str, int], bytes] = {}
         self._image_number = list(spec.fields).index("image") if "image" in spec.fields else -1
@@ -373,7 +375,7 @@ class TFRecordWriter:
 
 
 class TFRecordFormat(WalkedFormat):
-    """TFRecords of tf.train.Example."""
+    """TFRecord files of tf.train.Example."""
 
     name = "tfrecord"
     exports: ClassVar[Mapping[str, str]] = {"dali": ".idx", "tfrecord": ".tfindex"}
@@ -405,7 +407,7 @@ class TFRecordFormat(WalkedFormat):
             yield sample if sample.key else sample._replace(key=key_by_number(window.path, number))
 
     def index_lines(self, target: str, window: Window) -> Iterator[str]:
-        """<offset> <bytes> of each record, its length and checksums included."""
+        """<offset> <bytes> of each record, including its length and checksums."""
         for start, length, _ in _records(window, check_payload=False):
             yield f"{start - RECORD_HEAD_BYTES} {length + _FRAME_BYTES}\n"
 
@@ -451,7 +453,7 @@ def _records(window: Window, check_payload: bool) -> Iterator[tuple[int, int, st
 def _sample(data: memoryview, start: int, options: LocateOptions, required: bool) -> Located:
     """The sample in a record whose data begin at `start`; its key is "" if the record has none.
 
-    Raises FormatError if the data are not an Example, if its label is not one whole number, or if an image is
+    Raises FormatError if the data are not an Example, if its label is not a single integer, or if the image is
     `required` and missing.
     """
     features = walk(data)

@@ -147,7 +147,10 @@ class _File(NamedTuple):
 
 
 class MdsShard(NamedTuple):
-    """raw: the uncompressed shard. file: the file that exists. compression: of that file, "" if none."""
+    """A shard as index.json describes it.
+
+    raw: the uncompressed file. file: the one that is read. compression: of `file`, "" if it is uncompressed.
+    """
 
     columns: tuple[Column, ...]
     samples: int
@@ -157,7 +160,7 @@ class MdsShard(NamedTuple):
 
 
 def read_index(path: Path) -> list[MdsShard]:
-    """The shards that an index names. Raises SourceError."""
+    """The shards listed in an index.json. Raises SourceError."""
     with refusing(path, "not an index of MDS shards"):
         try:
             return [_shard(path.parent, info) for info in json.loads(read_regular(path, _MAX_INDEX_BYTES))["shards"]]
@@ -188,7 +191,7 @@ def _shard(folder: Path, info: Mapping[str, Any]) -> MdsShard:
 
 
 class _Memory(ByteFile):
-    """A compressed shard, unpacked and checked against its stated length."""
+    """A compressed shard, unpacked into memory. Raises SourceError if its size is not that in the index."""
 
     def __init__(self, shard: MdsShard) -> None:
         with UnpackedStream(shard.file.path, shard.compression) as stream:
@@ -201,12 +204,12 @@ class _Memory(ByteFile):
 
 
 def open_shard(shard: MdsShard) -> ByteFile:
-    """A shard, on the disk or in memory."""
+    """Open a shard: the file itself, or its unpacked content in memory if it is compressed."""
     return _Memory(shard) if shard.compression else PlainFile(shard.file.path)
 
 
 def bounds_of(file: ByteFile, shard: MdsShard) -> npt.NDArray[np.int64]:
-    """int64 [n, 2]: where samples begin and end. Raises SourceError."""
+    """The start and end of every sample in a shard, int64 [n, 2]. Raises SourceError."""
     ends = 4 * (shard.samples + 2)
     numbers = np.frombuffer(file.read(0, ends), "<u4").astype(np.int64)
     offsets = numbers[1:]
@@ -222,7 +225,7 @@ def _known_hash(file: _File) -> str | None:
 
 
 def _compare(file: _File) -> None:
-    """Compare the first hash that Python knows with that of the file. Raises SourceError."""
+    """Verify the first of a file's hashes that Python supports. Raises SourceError."""
     name = _known_hash(file)
     if name is not None:
         digest = hashlib.new(name, usedforsecurity=False)
@@ -234,7 +237,7 @@ def _compare(file: _File) -> None:
 
 
 class MdsSource(ColumnSource):
-    """The set at `root`. Place: (number of the shard, start, stop)."""
+    """The MDS set at `root`. Place: (shard number, start, stop)."""
 
     kind = "MDS set"
 
@@ -301,7 +304,10 @@ class MdsSource(ColumnSource):
         return Rows(np.column_stack((np.full(len(bounds), part), bounds)), sizes, values)
 
     def _row(self, file: ByteFile, start: int, stop: int, data: memoryview | None = None) -> Row:
-        """The values of the sample [start, stop) of a file, each read when it is asked for, or in `data`."""
+        """A function that returns a column's value of the sample [start, stop).
+
+        The sample's bytes are `data`; without it, every value is read from the file when it is requested.
+        """
 
         def read(first: int, last: int) -> memoryview:
             return memoryview(file.read(first, last - first)) if data is None else data[first - start : last - start]
@@ -338,7 +344,7 @@ class MdsSource(ColumnSource):
 
 @contextmanager
 def refused(where: str) -> Iterator[None]:
-    """Damage of a sample that is looked at for the listing."""
+    """Turn a BadSampleError into a SourceError: a damaged sample makes the listing fail."""
     try:
         with of_sample(where):
             yield

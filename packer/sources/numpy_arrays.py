@@ -1,16 +1,16 @@
-"""Arrays of NumPy: images as uint8 [n, height, width], [n, height, width, channels] or [n, channels, height, width].
+"""NumPy arrays: images as uint8 [n, height, width], [n, height, width, channels] or [n, channels, height, width].
 
     images.npy, labels.npy        in a folder; also x.npy and y.npy, and with a split: train_images.npy, x_train.npy
     x.npz                         both in one file, as numpy.savez and savez_compressed write it
-    images.npy                    alone; its labels are in the file beside it
+    images.npy                    the path of the images themselves; labels.npy in the same folder is read, too
 
-Labels are whole numbers [n] or [n, 1], or names, whose classes are sorted. Pixels become PNG. Nothing is unpickled, and
-an array is read an image at a time, however large it is. Of one that could be either, the last dimension is that of the
-channels (1, 3 or 4).
+Labels are integers or class names, [n] or [n, 1]; names are numbered in sorted order. Images become PNG and are read
+one at a time, so that the size of an array does not matter. Nothing is unpickled. If both the second and the last
+dimension could be the channels (1, 3 or 4), the last one is taken.
 
-    .npy    93 "NUMPY", version, the length of the header, the header: dtype, order and shape; then the values
+    .npy    93 "NUMPY", version, length of the header, header (dtype, order and shape), values
 
-(numpy.lib.format documents it.)
+(See the documentation of numpy.lib.format.)
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_RATIO = 1032  # of deflate
 
 
 class _Array(NamedTuple):
-    """An array, and where it is. start: of its values."""
+    """An array in a file. member: its name in a .npz, else "". start: the offset of its values."""
 
     path: Path
     member: str
@@ -63,7 +63,7 @@ class _Array(NamedTuple):
 
 
 class NumpySource(PixelSource):
-    """The arrays at `root`: a folder, a .npz, or the .npy of the images."""
+    """The images and labels in the NumPy arrays at `root`: a folder, a .npz, or the .npy with the images."""
 
     kind = "NumPy arrays"
 
@@ -94,7 +94,7 @@ class NumpySource(PixelSource):
         return listing
 
     def _names(self) -> dict[str, str]:
-        """The arrays: name without .npy -> name of the file or member."""
+        """The arrays found: name without .npy -> name of the file or member."""
         if self.root.is_dir():
             files = [path.name for path in sorted(self.root.iterdir()) if path.suffix == ".npy"]
         elif self._is_zip():
@@ -113,7 +113,7 @@ class NumpySource(PixelSource):
             return file.read(2) == b"PK"
 
     def _members(self) -> list[str]:
-        """The arrays in a .npz. Raises SourceError where a member claims more than it can unpack to."""
+        """The arrays in a .npz. Raises SourceError if a member claims to be larger than it can unpack to."""
         with refusing(self.root, "not a .npz, or truncated"), ZipFile(self.root) as archive:
             entries, size = archive.infolist(), self.root.stat().st_size
         self._sizes = {entry.filename: entry.file_size for entry in entries}
@@ -130,7 +130,7 @@ class NumpySource(PixelSource):
         return [name for name in self._sizes if name.endswith(".npy")]
 
     def _array(self, name: str) -> _Array:
-        """The header of an array. Raises SourceError where it is none that can be read."""
+        """Read the header of an array. Raises SourceError if it is damaged, or the array is of an unsupported kind."""
         if self._sizes:
             array = _Array(self.root, name, np.dtype("u1"), (), 0)
         else:
@@ -176,7 +176,7 @@ class NumpySource(PixelSource):
 
 
 def _block(array: _Array) -> PixelBlock:
-    """The images in an array."""
+    """The block of images in an array. Raises SourceError if its dtype or shape is not that of images."""
     shape = array.shape
     if array.dtype != np.uint8:
         raise SourceError(

@@ -1,13 +1,15 @@
-"""Images with annotations: the base of their sources; boxes, points, outlines; and the grid of pixels they count in.
+"""The base class of sources of annotated images, with boxes, points and outlines, and the pixel grids they refer to.
 
-    stored       the pixels as they are in the file, which most annotations count in
-    displayed    after the EXIF orientation, which boxes, points and masks of a set count in (`readers.fields`)
+    stored       the pixels as stored in the file, which most annotations refer to
+    displayed    the pixels after the EXIF orientation, which the boxes, points and masks of a packed set refer to
+                 (`readers.fields`)
 
-The size that annotations state shows which of the two they mean. Where both are possible (no size, no turn by a right
-angle) it is the stored one, as libraries decode that ignore EXIF. A size that is neither is a bad sample.
+The image size in an annotation tells which grid it refers to. If that is ambiguous (no size, or an orientation that
+keeps height and width), it is the stored grid, because libraries that ignore EXIF decode to it. If the size fits
+neither grid, the sample is bad.
 
 Coordinates run from 0 at the left edge of the first pixel to the width at the right edge of the last. A pixel is inside
-an outline where its centre is, by the even-odd rule.
+an outline if its centre is, by the even-odd rule.
 """
 
 from __future__ import annotations
@@ -53,7 +55,7 @@ Floats = npt.NDArray[np.float64]
 Pixels = npt.NDArray[np.bool_]
 
 _MAX_COORDINATE = float(1 << 20)
-_IGNORED = 255  # common value for pixels that do not count
+_IGNORED = 255  # the usual value of pixels to be ignored
 
 
 File: TypeAlias = "tuple[str, int] | None"
@@ -61,9 +63,9 @@ File: TypeAlias = "tuple[str, int] | None"
 
 
 class AnnotatedSource(FileSource):
-    """Images that are files, with annotations. `list_files` sets `fields` (name -> kind), and calls `add` for a split.
+    """A source of image files with annotations. `list_files` sets `fields` (name -> kind) and calls `add` per split.
 
-    Place: (the files of the sample, of which the image is the first; what `values` needs besides).
+    Place: (the files of the sample, the image first; whatever else `values` needs).
     """
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
@@ -72,13 +74,13 @@ class AnnotatedSource(FileSource):
 
     @abstractmethod
     def values(self, image: Buffer, files: Sequence[Buffer | None], place: Any) -> Mapping[str, Any]:
-        """The fields of a sample but the image: what `encode_field` takes, or bytes. Raises BadSampleError.
+        """The fields of a sample except the image, as bytes or as input of `encode_field`. Raises BadSampleError.
 
-        files: the contents of its other files. place: what else was listed of it.
+        files: the contents of the sample's other files. place: its place, with all that was listed for it.
         """
 
     def file(self, path: str, stamps: list[int]) -> File:
-        """A file of a sample, whose time is added to `stamps`."""
+        """A file of a sample; its modification time is appended to `stamps`."""
         size, time = size_and_time(self.root / path)
         stamps.append(time)
         return path, size
@@ -90,8 +92,11 @@ class AnnotatedSource(FileSource):
         samples: Iterator[tuple[Mapping[str, str], Sequence[File], Any, int, Sequence[int]]],
         root: str = "",
     ) -> None:
-        """A split: of each sample the names of its fields, its files, the rest of its place, its bytes besides those of
-        the files, and times of change."""
+        """Add a split to the listing.
+
+        samples: of each, the names of its fields, its files, the rest of its place, its size without the files, and
+        the modification times.
+        """
         builder = ListingBuilder(len(self.fields))
         for names, files, place, more_bytes, times in samples:
             size = sum(max(0, file[1]) for file in files if file is not None) + more_bytes
@@ -124,14 +129,14 @@ class AnnotatedSource(FileSource):
 
 
 class Grid(NamedTuple):
-    """The grid that annotations count in, and the EXIF orientation from it to the displayed image."""
+    """The pixel grid that annotations refer to, and the EXIF orientation that turns it into the displayed image."""
 
     height: int
     width: int
     orientation: int
 
     def points(self, points: Floats) -> npt.NDArray[np.float32]:
-        """Points [..., 2] in the displayed image."""
+        """Points [..., 2] of this grid, in the displayed image."""
         x, y = points[..., 0], points[..., 1]
         if self.orientation >= 5:
             mirrored_x, mirrored_y = self.orientation in (6, 7), self.orientation in (7, 8)
@@ -142,13 +147,16 @@ class Grid(NamedTuple):
         return np.stack([x, y], -1).astype(np.float32)
 
     def boxes(self, boxes: Floats) -> npt.NDArray[np.float32]:
-        """Boxes [k, 4] of two corners in the displayed image. Raises BadSampleError for one outside of the image."""
+        """Boxes [k, 4] of this grid (two corners each), in the displayed image.
+
+        Raises BadSampleError for a box outside of the image.
+        """
         self._check_boxes(boxes)
         corners = self.points(boxes.reshape(-1, 2, 2))
         return np.concatenate([corners.min(1), corners.max(1)], 1)
 
     def mask(self, mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """A mask [height, width] of the displayed image."""
+        """A mask [height, width] of this grid, for the displayed image."""
         return upright(mask, self.orientation)
 
     def _check_boxes(self, boxes: Floats) -> None:
@@ -161,7 +169,7 @@ class Grid(NamedTuple):
 
 
 def grid_of(image: Buffer, size: tuple[Any, Any] | None) -> Grid:
-    """The grid of annotations that state this (height, width), None where they state none. Raises BadSampleError."""
+    """The grid that annotations refer to. size: the (height, width) they state, if any. Raises BadSampleError."""
     header = _header_of(image)
     stored = (header.height, header.width)
     if size is None or size == stored:
@@ -187,10 +195,10 @@ def _header_of(image: Buffer) -> ImageHeader:
 
 
 def outline_pixels(outline: Floats, grid: Grid) -> Pixels:
-    """The pixels inside a closed outline [n, 2], bool [height, width]. Raises BadSampleError for one that is none."""
+    """The pixels inside a closed outline [n, 2], bool [height, width]. Raises BadSampleError for an invalid outline."""
     if len(outline) < 3 or not (np.abs(outline) <= _MAX_COORDINATE).all():
         raise BadSampleError(f"an outline of {len(outline)} points is none, or far outside of the image")
-    x, y = outline[:, 0] - 0.5, outline[:, 1] - 0.5  # the centres of pixels are at whole numbers then
+    x, y = outline[:, 0] - 0.5, outline[:, 1] - 0.5  # puts the centres of pixels at whole numbers
     next_x, next_y = np.roll(x, -1), np.roll(y, -1)
     bounds = np.ceil([np.minimum(y, next_y), np.maximum(y, next_y)])
     first, stop = np.clip(bounds, 0, grid.height).astype(np.int64)
@@ -210,7 +218,10 @@ def outline_pixels(outline: Floats, grid: Grid) -> Pixels:
 
 
 def pixels_of_counts(counts: Sequence[int], grid: Grid) -> Pixels:
-    """Pixels from lengths of runs, down the columns, of pixels outside and inside in turn. Raises BadSampleError."""
+    """Decode a run-length encoded mask: runs of pixels outside and inside in turn, column by column.
+
+    Raises BadSampleError.
+    """
     runs = np.array(counts, np.int64) if all(type(n) is int and 0 <= n <= MAX_PIXELS for n in counts) else None
     total = grid.height * grid.width
     if runs is None or int(runs.sum()) != total:
@@ -221,10 +232,10 @@ def pixels_of_counts(counts: Sequence[int], grid: Grid) -> Pixels:
 
 
 def decode_counts(text: str) -> list[int]:
-    """The lengths of runs that COCO writes as text: five bits a letter from "0" on, the lowest first.
+    """Decode the run lengths of COCO's compressed text: five bits per character from "0" on, the lowest bits first.
 
-    Bit 5 says that more letters follow, bit 4 of the last one is the sign. From the fourth on, lengths are differences
-    from those two before. Raises BadSampleError.
+    Bit 5 means that more characters follow; bit 4 of the last one is the sign. From the fourth number on, each is the
+    difference from the length two places before. Raises BadSampleError.
     """
     counts: list[int] = []
     value = shift = 0
@@ -244,7 +255,7 @@ def decode_counts(text: str) -> list[int]:
 
 
 def class_mask(objects: Sequence[tuple[int, Pixels]], classes: int, grid: Grid) -> npt.NDArray[Any]:
-    """A mask of classes: 0 where nothing is, else the class number and 1; smaller objects cover larger ones."""
+    """A class mask: 0 for background, else the class number plus 1; smaller objects are drawn over larger ones."""
     mask = np.zeros((grid.height, grid.width), np.uint8 if classes < _IGNORED else np.uint16)
     for number, pixels in sorted(objects, key=lambda item: -int(item[1].sum())):
         mask[pixels] = number + 1
@@ -252,13 +263,14 @@ def class_mask(objects: Sequence[tuple[int, Pixels]], classes: int, grid: Grid) 
 
 
 # ------------------------------------------------------------------------------
-# Annotations of Pascal VOC, an XML file an image: objects with names and boxes.
+# Pascal VOC annotations: one XML file per image, with named objects and their boxes.
 #
 #     <annotation>
 #       <size><width>500</width><height>375</height><depth>3</depth></size>
 #       <object><name>dog</name><bndbox><xmin>8</xmin><ymin>11</ymin><xmax>300</xmax><ymax>98</ymax></bndbox></object> …
 #
-# An annotation has no document type, so one that declares some is refused: entities that grow come in there alone.
+# Annotations have no document type. A file that declares one is refused, since only there can entities be defined that
+# expand without bound.
 
 
 MAX_XML_BYTES = 16 << 20
@@ -266,12 +278,12 @@ _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 
 class XmlObjects(NamedTuple):
-    """What an annotation says.
+    """The content of an annotation.
 
-    record: all of it: an element is its text, or a mapping of those in it; several of one name are a list, as those
-    called object always are.
-    size: (height, width) of the image, None where it is not stated, or 0.
-    names, corners: of each object; float64 [k, 4], as they are written.
+    record: everything: an element is its text, or a mapping of its children. Children of the same name are a list;
+    those called object always are.
+    size: (height, width) of the image, None if it is missing or 0.
+    names, corners: of the objects; the corners are float64 [k, 4], as written.
     """
 
     record: dict[str, Any]
@@ -281,7 +293,7 @@ class XmlObjects(NamedTuple):
 
 
 def parse_objects(data: bytes) -> XmlObjects:
-    """Read an annotation. Raises BadSampleError."""
+    """Parse an annotation. Raises BadSampleError."""
     if b"<!DOCTYPE" in data or len(data) > MAX_XML_BYTES:
         raise BadSampleError(f"declares a document type or entities, or has over {MAX_XML_BYTES:,} bytes")
     try:
@@ -306,7 +318,7 @@ def parse_objects(data: bytes) -> XmlObjects:
 
 
 def _value_of(element: ElementTree.Element) -> Any:
-    """The text of an element, or a mapping of those in it, of which several of one name are a list."""
+    """The text of an element, or a mapping of its children, in which several of the same name are a list."""
     children: dict[str, list[Any]] = {}
     for child in element:
         children.setdefault(child.tag, []).append(_value_of(child))

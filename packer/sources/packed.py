@@ -1,4 +1,4 @@
-"""A packed set as a source, so that every format converts to every other."""
+"""Packed sets as sources, which is how every format converts to every other."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["PackedSource"]
 
 
 class PackedSource:
-    """A directory with dataset.json. The index is verified at the start, every sample as it is read.
+    """The packed set in a directory with dataset.json. Its index is verified first, every sample when it is read.
 
-    raw: hand out raw pixels as they are; otherwise as PNG.
+    raw: return raw pixels unchanged; otherwise they become PNG.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, raw: bool = False) -> None:
@@ -60,7 +60,7 @@ class PackedSource:
 
 
 def _list_split(reader: readers.Reader, number: int) -> SplitListing:
-    """Place of a sample: (number of the split, index of the sample)."""
+    """The listing of a split. Place: (number of the split, index of the sample)."""
     keys, table = Names.of(reader.keys), reader.table
     names = [Names.of(map(decode_name, table.columns.names(field), keys)) for field in reader.fields]
     sizes = np.sum([table.field_column(field, "length").astype(np.int64) for field in reader.fields], axis=0)
@@ -76,7 +76,7 @@ def _list_split(reader: readers.Reader, number: int) -> SplitListing:
 
 
 class PackedReader:
-    """Reads samples of any split, and checks them."""
+    """Reads and verifies samples of any split."""
 
     def __init__(self, root: Path, opened: ExitStack, raw: bool) -> None:
         self._root, self._opened, self._raw = root, opened, raw

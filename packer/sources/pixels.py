@@ -1,4 +1,4 @@
-"""Sources of equal images of raw pixels, which become PNG, which keeps each of them."""
+"""The base of sources of raw pixels in images of equal size, which become PNG without loss."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from readers.table import Buffer
 __all__ = ["PixelBlock", "PixelSource", "ZipMember", "check_image_bytes"]
 
 _MAX_IMAGE_BYTES = 1 << 28
-_PNG_BYTES = 128  # of signature, chunks IHDR and IEND, and the ends of the data
-_CHUNK = 1 << 14  # deflate stores what it cannot compress in blocks, with a few bytes for each
+_PNG_BYTES = 128  # the signature, the chunks IHDR and IEND, and the framing of the data
+_CHUNK = 1 << 14  # deflate stores incompressible data in blocks, each with a few bytes of overhead
 
 
 def check_image_bytes(where: object, count: int) -> None:
-    """Refuse images of more raw bytes than any in a set of equal ones has."""
+    """Raise SourceError unless an image of `count` raw bytes is of plausible size."""
     if not 0 < count <= _MAX_IMAGE_BYTES:
         raise SourceError(f"{where}: images of {count:,} bytes each, expected from 1 to {_MAX_IMAGE_BYTES:,}")
 
 
 @dataclass(frozen=True, slots=True)
 class PixelBlock:
-    """Equal images in a file, one record after the other.
+    """Images of equal size in a file, one record after the other.
 
-    start: the first byte of the first record. head: bytes of a record before its pixels.
-    height, width, channels: of an image, whose pixels are uint8; 0 channels: [height, width].
-    planes: its channels are one after the other, [channels, height, width].
-    compression: of the file (`packer.sources.streams`). member: of a zip archive, where the file is one.
+    start: offset of the first record. head: bytes of a record before its pixels.
+    height, width, channels: shape of an image, whose pixels are uint8; channels 0 means [height, width].
+    planes: the channels are stored one after the other, [channels, height, width].
+    compression: of the file (`packer.sources.streams`). member: name of the member if the file is a zip archive.
     """
 
     path: Path
@@ -54,7 +54,7 @@ class PixelBlock:
     member: str = ""
 
     def open(self) -> ByteFile:
-        """Its file, or what that holds."""
+        """Open the file, the member, or the content of the compressed file."""
         return ZipMember(self.path, self.member) if self.member else open_bytes(self.path, self.compression)
 
     @property
@@ -63,12 +63,12 @@ class PixelBlock:
 
     @property
     def image_bytes(self) -> int:
-        """At least the bytes of a PNG, and those of a record."""
+        """An upper bound on the size of an image as PNG, and on that of its record."""
         raw = self.record_bytes + self.height
         return raw + _PNG_BYTES + raw // _CHUNK * 16
 
     def pixels(self, record: Buffer) -> npt.NDArray[np.uint8]:
-        """The pixels [height, width] or [height, width, channels] of a record."""
+        """The pixels of a record, [height, width] or [height, width, channels]."""
         flat: npt.NDArray[np.uint8] = np.frombuffer(record, np.uint8, offset=self.head)
         if not self.channels:
             return flat.reshape(self.height, self.width)
@@ -78,9 +78,9 @@ class PixelBlock:
 
 
 class PixelSource(FileSource):
-    """A source of `PixelBlock`s, whose `list_files` calls `add` for each split.
+    """A source of `PixelBlock`s. `list_files` calls `begin`, then `add` for each split.
 
-    Place of a sample: (number of its block, number in that). has_json: whether it has a field json (`json_of`).
+    Place: (number of the block, number of the image in it). has_json: whether samples have a field json (`json_of`).
     """
 
     has_json = False
@@ -90,7 +90,7 @@ class PixelSource(FileSource):
         self.blocks: list[PixelBlock] = []
 
     def json_of(self, block: PixelBlock, index: int) -> bytes | None:
-        """The field json of an image, where the source `has_json`."""
+        """The field json of an image, if the source `has_json`."""
         return None
 
     def begin(self) -> SourceListing:
@@ -99,7 +99,7 @@ class PixelSource(FileSource):
         return SourceListing({}, {"image": "image"} | ({"json": "json"} if self.has_json else {}))
 
     def add(self, listing: SourceListing, split: str, blocks: Sequence[PixelBlock], labels: Any) -> None:
-        """A split of these blocks. labels: int64 [images], -1 for none."""
+        """Add a split of these blocks to the listing. labels: int64 [images], -1 for none."""
         counts = [block.count for block in blocks]
         numbers = np.repeat(np.arange(len(self.blocks), len(self.blocks) + len(blocks)), counts)
         inside = [np.arange(count) for count in counts]
@@ -116,7 +116,7 @@ class PixelSource(FileSource):
 
 
 class PixelReader:
-    """Reads images of blocks, each file of which is opened once."""
+    """Reads images of blocks, opening every file once."""
 
     def __init__(self, source: PixelSource, opened: ExitStack) -> None:
         self._source, self._opened = source, opened
@@ -135,7 +135,7 @@ class PixelReader:
 
 
 class ZipMember(ByteFile):
-    """The content of a member of a zip archive, read forward; before the position it starts over."""
+    """The content of a member of a zip archive, read forward; reading before the current position starts over."""
 
     def __init__(self, path: Path, name: str) -> None:
         self.path, self._where = path, f"{path}: {name}"

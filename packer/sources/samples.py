@@ -1,28 +1,33 @@
-"""Samples that a program hands over, as of a torch or Hugging Face data set: which members become which fields.
+"""Samples of Python data sets, such as those of torch and Hugging Face, and the fields that their members become.
 
-A sample is a dictionary, or a tuple of an image and its label. By default its members are used by what they are, which
-is what the first value says that is not None, among the samples that are looked at before the first one is packed. Of
-samples without an image the first array, or else the first other bytes or text, is the main field, under its name:
+A sample is a dictionary, or a tuple of an image and its label. By default, the kind of a member follows from its name
+and its first value that is not None, among the samples examined before packing starts:
 
-    image     what is not called array: encoded bytes of an image, an image of Pillow, uint8 [h, w], [h, w, 3] or
-              [h, w, 4], or a dictionary with "bytes", or the "path" of a file, as Hugging Face hands out; pixels become
-              PNG, floating-point images of Pillow TIFF. The first one is the field `image`
-    target    a number with a fraction, or a vector, that is called as a label is, and the second of a tuple: the field
-              `target`, which is then the label; names of classes become a vector with 1 for each
-    label     an integer called label, labels, target, class, cls or y; a text of that name is the name of a class;
-              else the one ClassLabel of Hugging Face
-    mask      one channel called mask, seg… or annotation…, [h, w], [1, h, w] or [h, w, 1]: of integers or booleans, or
-              floating-point numbers if it is called mask…, which have to be whole
-    boxes     an array [k, 4] called boxes or bboxes; points: [..., 2] called points or keypoints
-    array     any other array, or tensor
-    text      a str; json: what is left, numbers, lists and dictionaries, together in the field `json`
+    image     any of these under a name other than array: encoded image bytes, a Pillow image, uint8 [h, w],
+              [h, w, 1], [h, w, 3] or [h, w, 4], or a dictionary with "bytes" or the "path" of an image, as Hugging Face
+              returns them. Pixels become PNG, floating-point Pillow images TIFF. The member called image, img, picture,
+              photo, jpg or png, else the first one, becomes the field `image`
+    target    a floating-point number or a vector under the name of a label, or second in a tuple: it is the label, in
+              the field `target`. A list of class names becomes a vector with a 1 for each of them
+    label     an integer called label, labels, target, class, cls or y, or a class name under these names; else the
+              only ClassLabel of Hugging Face
+    mask      one channel, [h, w], [1, h, w] or [h, w, 1], under a name that starts with mask, seg or annotation:
+              integers or booleans, and if the name starts with mask, whole floating-point numbers, too
+    boxes     an array [k, 4] called boxes or bboxes
+    points    an array [..., 2] called points or keypoints
+    array     any other array or tensor
+    text      a str
     file      any other bytes
+    json      numbers, lists, dictionaries and everything else, together in the field `json`
 
-A member without any value has the kind that Hugging Face's features say, or none. A value of a member without a kind
-is an error (`SampleForm.payloads`), never left out.
+If samples have no image, the main field is the first array, else the first bytes, else the first text, and keeps its
+name.
 
-`fields` says it otherwise: {"img": "image", "y": "label", "mask": "mask", "id": "drop"}; the kinds are those of
-`readers.fields`, and "label" and "drop". Members that it does not name are left out.
+If all values of a member are None, its kind follows from its Hugging Face feature or its name, or is unknown. A later
+value of a member of unknown kind is an error (`SampleForm.payloads`); it is never left out.
+
+`fields` overrides this: {"img": "image", "y": "label", "mask": "mask", "id": "drop"}. Its kinds are those of
+`readers.fields`, "label" and "drop". Members that it does not name are left out.
 """
 
 from __future__ import annotations
@@ -65,12 +70,12 @@ _MAX_LABEL = _MAX_FILE_BYTES = 1 << 31
 class SampleForm:
     """Which members of a sample become which fields.
 
-    members: member -> (field, kind), the image first; the members of a tuple are "0", "1", ….
+    members: member -> (field, kind), the main field first; the members of a tuple are "0", "1", ….
     label: the member with the label, "" for none.
-    rest: members that are kept together in the field `json`.
-    classes: the names of the labels.
-    is_named: whether `fields` was given, so that members which it does not name are left out.
-    unnamed: those of them that were seen. unseen: members that it names and no sample has.
+    rest: members that are stored together in the field `json`.
+    classes: the class names.
+    is_named: whether `fields` was given; members that it does not name are then left out.
+    unnamed: the members left out. unseen: members that `fields` names and none of the examined samples has.
     """
 
     members: Mapping[str, tuple[str, str]]
@@ -89,11 +94,11 @@ class SampleForm:
         classes: Sequence[str] = (),
         features: Mapping[str, Any] = {},
     ) -> SampleForm:
-        """The form of samples like these.
+        """Determine the form from some samples of a data set.
 
-        fields: member -> kind, default by what they are. features: of Hugging Face, for members without a value.
+        fields: member -> kind, default from the values. features: those of Hugging Face, for members without a value.
 
-        Raises SourceError, and BadSampleError where none is a sample.
+        Raises SourceError, and BadSampleError if none of them is a sample.
         """
         values = _first_values(samples)
         kinds = _kinds(values, features) if fields is None else dict(fields)
@@ -135,12 +140,12 @@ class SampleForm:
 
     @property
     def fields(self) -> dict[str, str]:
-        """Field -> kind, the image first."""
+        """Field -> kind, the main field first."""
         return dict(self.members.values()) | ({"json": "json"} if self.rest else {})
 
     @property
     def warnings(self) -> list[str]:
-        """What `fields` leaves out without saying so, or names in vain."""
+        """Warnings about members that `fields` does not mention, and about those it names that no sample has."""
         found = []
         if self.unnamed:
             found.append(f"fields= does not name {listed(self.unnamed)}, so that is left out ('drop' says so)")
@@ -151,7 +156,7 @@ class SampleForm:
     def payloads(self, sample: Any) -> list[Buffer | None]:
         """The bytes of each field, in the order of `fields`; None for a member that is missing or None.
 
-        Raises BadSampleError, and SourceError for a value of a member whose kind is not known.
+        Raises BadSampleError, and SourceError for a value of a member of unknown kind.
         """
         values = _members(sample)
         self._check_known(values)
@@ -190,17 +195,17 @@ class SampleForm:
             )
 
     def _named(self, others: Mapping[str, str]) -> dict[str, str]:
-        """This form as `fields`, with other members, or other kinds of them."""
+        """This form as a value of `fields`, updated with further members or other kinds."""
         kinds = {member: its for member, (_, its) in self.members.items()}
         return kinds | ({self.label: LABEL} if self.label else {}) | dict.fromkeys(self.rest, "json") | dict(others)
 
     @property
     def target(self) -> str:
-        """The member that is the label without being the number of a class; "" for none."""
+        """The member that is a label other than a class number; "" for none."""
         return next((name for name, (_, kind) in self.members.items() if kind == TARGET), "")
 
     def _target(self, value: Any) -> bytes:
-        """Raises BadSampleError."""
+        """The bytes of the field `target`. Raises BadSampleError."""
         if value is None:
             raise BadSampleError("has no label, and others have")
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value) and self.classes:
@@ -212,7 +217,7 @@ class SampleForm:
         return self.number(_members(sample).get(self.label)) if self.label else NO_LABEL
 
     def number(self, label: Any) -> int:
-        """A label as its number. Raises BadSampleError for a name that is no class, and numbers out of range."""
+        """The class number of a label. Raises BadSampleError for unknown names and numbers out of range."""
         if label is None:
             return NO_LABEL
         if isinstance(label, str):
@@ -232,7 +237,7 @@ class SampleForm:
         return number
 
 
-# --- what members are ---------------------------------------------------------------------------------------------
+# --- kinds of members ---------------------------------------------------------------------------------------------
 def _members(sample: Any) -> Mapping[str, Any]:
     if isinstance(sample, Mapping):
         if not all(isinstance(name, str) for name in sample):
@@ -244,7 +249,7 @@ def _members(sample: Any) -> Mapping[str, Any]:
 
 
 def _first_values(samples: Sequence[Any]) -> dict[str, Any]:
-    """Of each member the first value that is not None. Raises BadSampleError where none of these is a sample."""
+    """The first value of each member that is not None. Raises BadSampleError if none of these is a sample."""
     found: dict[str, Any] = {}
     error = None
     for sample in samples:
@@ -252,7 +257,7 @@ def _first_values(samples: Sequence[Any]) -> dict[str, Any]:
             for name, value in _members(sample).items():
                 if found.get(name) is None:
                     found[name] = value
-        except BadSampleError as its:  # it is named when it is packed
+        except BadSampleError as its:  # reported when the sample is packed
             error = error or its
     if error is not None and not found:
         raise error
@@ -260,7 +265,7 @@ def _first_values(samples: Sequence[Any]) -> dict[str, Any]:
 
 
 def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, str]:
-    """The kinds of the members by what they are; a member of which that is unknown is left out."""
+    """The kinds of the members, from their values, features and names; without those of unknown kind."""
     kinds = {name: _kind(name, value) for name, value in values.items() if value is not None}
     has_label = any(kind in (LABEL, TARGET) for kind in kinds.values())
     for name, value in values.items():
@@ -277,7 +282,7 @@ def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, 
 
 
 def _kind_of_feature(name: str, feature: Any) -> str:
-    """The kind of what a feature of Hugging Face hands out in plain Python; "" where that is unknown."""
+    """The kind of the plain Python values of a Hugging Face feature; "" if unknown."""
     what, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
     is_label = name.lower() in _LABELS
     if what == "Image":
@@ -318,7 +323,7 @@ def _kind(name: str, value: Any) -> str:
 
 
 def _is_mask(name: str, value: Any) -> bool:
-    """Whether a member that is called like a mask can be one."""
+    """Whether the value of a member under the name of a mask can be a mask."""
     if isinstance(value, dict):
         return _is_image(value)
     if isinstance(value, bytes | bytearray | memoryview):
@@ -331,14 +336,14 @@ def _is_mask(name: str, value: Any) -> bool:
 
 
 def _plane(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an image without the axis of its one channel."""
+    """The shape of an image, without the channel axis if there is one channel."""
     if len(shape) == 3:
         return shape[1:] if shape[0] == 1 else shape[:2] if shape[2] == 1 else shape
     return shape
 
 
 def _is_target(value: Any) -> bool:
-    """Whether a label is a number with a fraction, or several numbers or names, rather than a class."""
+    """Whether a label is not a class, but a floating-point number, or several numbers or names."""
     if isinstance(value, str | bytes) or value is None or _as_number(value) is not None:
         return False
     if isinstance(value, list | tuple):
@@ -347,7 +352,7 @@ def _is_target(value: Any) -> bool:
 
 
 def _field_of(name: str, kind: str) -> FieldName:
-    """What the field of a member is called; containers use some names of labels themselves."""
+    """The name of a member's field. A target is not called as a label is, since containers use some of those names."""
     if kind == TARGET and (name.isdecimal() or name.lower() in _LABELS):
         return FieldName(TARGET)
     return FieldName(name.lower() if name.isascii() else name)
@@ -374,7 +379,7 @@ def _is_pillow(value: Any) -> bool:
 
 
 def _as_number(value: Any) -> int | None:
-    """A whole number of Python, numpy or torch; None for anything else."""
+    """A Python, numpy or torch integer as int; None for anything else."""
     if isinstance(value, bool | np.bool_):
         return int(value)
     try:
@@ -388,7 +393,7 @@ def _check_kinds(kinds: Mapping[str, str], values: Mapping[str, Any]) -> None:
     for name, kind in kinds.items():
         if kind not in known:
             raise SourceError(f"fields: {name!r} cannot be {kind!r}, expected one of {', '.join(known)}")
-        if kind == "image" and name not in values:  # another member may come later
+        if kind == "image" and name not in values:  # other members may first occur in later samples
             raise SourceError(f"fields: a sample has no member {name!r}; it has {_described(values)}")
 
 
@@ -418,7 +423,7 @@ def _payload(name: str, kind: str, value: Any) -> Buffer | None:
 
 
 def _mask(value: Any) -> Any:
-    """A mask [h, w] of whole numbers, where it is an array of them in another form. Raises BadSampleError."""
+    """An array as a mask [h, w] of integers; other values unchanged. Raises BadSampleError for fractions."""
     if not hasattr(value, "dtype"):
         return value
     array = np.asarray(value).reshape(_plane(np.shape(value)))
@@ -440,7 +445,7 @@ def _path(value: Mapping[str, Any]) -> str:
 
 
 def _file(path: str) -> bytes:
-    """An image that a sample names and does not hold, as in Hugging Face's imagefolder. Raises BadSampleError."""
+    """The image file that a sample refers to by path, as in Hugging Face's imagefolder. Raises BadSampleError."""
     try:
         data = read_regular(path, _MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
@@ -453,9 +458,9 @@ def _file(path: str) -> bytes:
 
 
 def _pixels(image: Any, kind: str) -> np.ndarray[Any, Any] | bytes:
-    """The pixels of an image of Pillow, without loss: of a mask with a palette the indices.
+    """The pixels of a Pillow image, without loss: for a mask with a palette, the palette indices.
 
-    Floating-point numbers as a TIFF, since no other format has them.
+    Floating-point images are returned as an encoded TIFF, since no other format can store them.
     """
     if kind == "mask":
         return np.asarray(image)
@@ -469,7 +474,7 @@ def _pixels(image: Any, kind: str) -> np.ndarray[Any, Any] | bytes:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON knows it: numbers and arrays of numpy as those of Python."""
+    """A value in plain Python for JSON: numpy numbers and arrays become numbers and lists."""
     if isinstance(value, Mapping):
         return {str(name): _plain(member) for name, member in value.items()}
     if isinstance(value, list | tuple):
@@ -478,13 +483,12 @@ def _plain(value: Any) -> Any:
 
 
 # ------------------------------------------------------------------------------
-# A data set of a program as a source: what has a length and hands out samples by number, as torch's data sets do.
+# Python data sets as sources: any object with a length that returns samples by number, as torch's map-style data sets.
 #
-# Samples are read by the workers, each once; their labels are known only then. Keys are the numbers of the samples.
-# What their members are, and their sizes, follow from a few samples, whose bytes also tell one data set from another
-# of the same length. Where all of a data set is known to be the same by the fingerprint that Hugging Face gives it,
-# that counts; otherwise the listing is `sampled`: what is packed already is compared with the samples before it is
-# taken for them.
+# Workers read every sample once; labels are known only then. Keys are the sample numbers. The kinds of members and the
+# sizes are estimated from a few samples, whose bytes also tell apart data sets of the same length. The fingerprint of a
+# Hugging Face data set identifies all of it; without one, the listing is `sampled`: before samples packed earlier are
+# accepted for this data set, they are compared with it.
 
 
 EXAMINED = 16
@@ -493,9 +497,11 @@ _Errors = (SourceError, BadSampleError)
 
 
 class DatasetSource:
-    """samples: has `__len__` and `__getitem__` with numbers from 0. fields, classes: see `SampleForm`.
+    """A Python data set as a source.
 
-    Hugging Face's data sets hand out the encoded bytes of their images, and name their classes, by themselves.
+    samples: has `__len__` and `__getitem__` with numbers from 0. fields, classes: see `SampleForm`.
+
+    Images of Hugging Face data sets are packed as stored, without decoding; class names come with the data set.
     """
 
     def __init__(
@@ -526,7 +532,7 @@ class DatasetSource:
             payloads: Sequence[Buffer | None] = ()
             try:
                 payloads = form.payloads(sample)
-            except _Errors:  # the worker says what is wrong with it
+            except _Errors:  # the worker reports it
                 continue
             sizes.append(sum(len(payload) for payload in payloads if payload is not None))
             for payload in payloads:
@@ -545,7 +551,7 @@ class DatasetSource:
         )
 
     def _examined(self, count: int) -> Sequence[tuple[int, Any]]:
-        """Some samples over all of them, with their numbers; the worker names those that cannot be read."""
+        """(number, sample) of samples spread over the data set; those that cannot be read are left to the worker."""
         found = []
         for number in np.unique(np.linspace(0, count - 1, EXAMINED).astype(np.int64)).tolist():
             try:
@@ -558,7 +564,7 @@ class DatasetSource:
 
     @contextmanager
     def open(self) -> Iterator[_SampleReader]:
-        assert self._form is not None  # since it was listed
+        assert self._form is not None  # `list` has set it
         yield _SampleReader(self, self._form)
 
     def paths(self, listing: SourceListing) -> Iterator[str]:
@@ -572,7 +578,7 @@ class DatasetSource:
 
 
 class _SampleReader:
-    """Reads samples by number. It takes no memory of the arena: the samples are separate objects."""
+    """Reads samples by number. The arena is not used, because samples are separate objects."""
 
     def __init__(self, source: DatasetSource, form: SampleForm) -> None:
         self._source, self._form, self._label = source, form, NO_LABEL
@@ -590,7 +596,7 @@ class _SampleReader:
 
 
 def encoded_images(samples: Any) -> Any:
-    """A Hugging Face data set whose images are handed out as they are stored; anything else as it is."""
+    """A Hugging Face data set that returns its images as stored, not decoded; any other data set unchanged."""
     features = getattr(samples, "features", None)
     if not isinstance(features, Mapping) or not hasattr(samples, "cast_column"):
         return samples
@@ -601,7 +607,7 @@ def encoded_images(samples: Any) -> Any:
 
 
 def features_of(samples: Any) -> Mapping[str, Any]:
-    """What Hugging Face says of each member, where samples are handed out in plain Python; else nothing."""
+    """The features of a Hugging Face data set that returns plain Python values; {} for any other."""
     features = getattr(samples, "features", None)
     form = getattr(samples, "format", None)
     is_plain = not isinstance(form, Mapping) or form.get("type") in (None, "python")
@@ -609,7 +615,7 @@ def features_of(samples: Any) -> Mapping[str, Any]:
 
 
 def class_names(samples: Any) -> tuple[str, ...]:
-    """The names of the classes: of the one feature of Hugging Face that has some, or the `classes` of torchvision."""
+    """The class names: those of the only ClassLabel of a Hugging Face data set, or torchvision's `classes`."""
     features = getattr(samples, "features", None)
     if isinstance(features, Mapping):
         named = [feature.names for feature in features.values() if type(feature).__name__ == "ClassLabel"]

@@ -1,7 +1,7 @@
-"""Several sources as one: their splits joined by name, their classes unified by name, the fields of all.
+"""Several sources as one: splits and classes of the same name are merged, and samples have the fields of all sources.
 
-A key that two sources have in a split is ambiguous: then all keys of that split begin with the names of their sources,
-which are those of the folders or files, with a number where these are the same.
+If two sources have the same key in a split, every key of that split is prefixed with the name of its source: that of
+its folder or file, with a number if several have the same name.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _Ints = npt.NDArray[np.int64]
 
 
 class SeveralSources:
-    """sources: two or more, in the order of their samples. names: what their keys begin with where they must."""
+    """Two or more sources, joined. names: the prefixes of their keys, used where keys are ambiguous."""
 
     def __init__(self, sources: Sequence[Source], names: Sequence[str]) -> None:
         self._sources = tuple(sources)
         self._names = [name if names.count(name) == 1 else f"{name}-{i}" for i, name in enumerate(names)]
         self._listings: list[SourceListing] = []
-        self._fields: list[list[int]] = []  # of each source: its field at each place, or -1
+        self._fields: list[list[int]] = []  # per source: its field number for each joined field, or -1
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What it is made of."""
+        """The sources that are joined."""
         return self._sources
 
     @property
@@ -95,13 +95,13 @@ class SeveralSources:
         for name, found in parts.items():
             joined.splits[name] = self._join(found, numbers, len(fields))
         others = [warning for warning in joined.warnings if LACKING not in warning]
-        if len(others) < len(joined.warnings):  # another source may have what one lacks
+        if len(others) < len(joined.warnings):  # one source may have what another lacks
             labels = {name: part.labels for name, part in joined.splits.items()}
             joined.warnings = others + [f"{self.title}: {text}" for text in lacking_in_train(labels, classes)]
         return joined
 
     def _refuse_twice(self) -> None:
-        """Raise SourceError where a source is there twice, with the same options."""
+        """Raise SourceError if a source is given twice with the same options."""
         seen = set()
         for source in self._sources:
             if hasattr(source, "root"):
@@ -112,7 +112,7 @@ class SeveralSources:
                 seen.add(place)
 
     def _unify(self, listings: Sequence[SourceListing]) -> tuple[str, ...]:
-        """The names of all classes. Raises SourceError where one source has names, and another numbers alone."""
+        """All class names. Raises SourceError if one source has class names and another only label numbers."""
         labelled = [
             any(len(part) and int(part.labels.max()) > NO_LABEL for part in listing.splits.values())
             for listing in listings
@@ -175,7 +175,10 @@ class SeveralSources:
 
 
 class _JoinedPlaces(Sequence[Any]):
-    """Places of several sources, each with the number of its source. which, inside: the part of a place, and where."""
+    """Places of several sources, each with the number of its source.
+
+    which, inside: for every place, the number of its part and its position in that part.
+    """
 
     def __init__(self, parts: Sequence[tuple[int, Places]], which: _Ints, inside: _Ints) -> None:
         self._parts, self._which, self._inside = parts, which, inside
@@ -193,7 +196,7 @@ class _JoinedPlaces(Sequence[Any]):
         return (self[i] for i in range(len(self)))
 
     def take(self, indices: _Ints) -> _JoinedPlaces:
-        """The places at `indices`, without those of the others, so that little is sent to a worker."""
+        """The places at `indices` only, so that little is sent to a worker."""
         which, inside = self._which[indices], self._inside[indices].copy()
         parts = []
         for number, (source, places) in enumerate(self._parts):
@@ -204,7 +207,7 @@ class _JoinedPlaces(Sequence[Any]):
 
 
 class _Reader:
-    """Reads samples of any source, each opened when its first sample is read."""
+    """Reads samples of any source. A source is opened when its first sample is read."""
 
     def __init__(self, sources: Sequence[Source], fields: Sequence[Sequence[int]], opened: ExitStack) -> None:
         self._sources, self._fields, self._opened = sources, fields, opened
@@ -216,7 +219,7 @@ class _Reader:
         return [payloads[i] if i >= 0 else None for i in self._fields[number]]
 
     def head(self, place: tuple[int, Any]) -> bytes:
-        """The first bytes of a file; of a source that has no strays those of its image."""
+        """The first bytes of a sample's file; for readers without `head`, those of its first field."""
         number, inner = place
         reader = self._reader(number)
         head = getattr(reader, "head", None)
@@ -226,7 +229,7 @@ class _Reader:
         return b"" if payload is None else bytes(payload[:HEAD_BYTES])
 
     def expect(self, places: Sequence[tuple[int, Any]]) -> None:
-        """Tell the readers that get samples ahead of time which of theirs come next."""
+        """Tell the readers that fetch samples ahead which of theirs come next."""
         for number in {number for number, _ in places}:
             reader = self._reader(number)
             if isinstance(reader, AheadReader):

@@ -1,20 +1,19 @@
-"""Shards made elsewhere, of any format: what the format locates in them, read where it is.
+"""Shards made by other tools, of any format, with the samples that the format locates in them.
 
-So `packer convert` of a shard and `packer index` of it agree on keys, labels, classes, splits and fields. A file that
-is compressed as a whole is walked and read as a stream, where its format can be; images that are not one byte range are
-read by the format itself. A sample that is damaged is a bad sample.
+`packer convert` and `packer index` therefore agree on a shard's keys, labels, classes, splits and fields. A file that
+is compressed as a whole is read as a stream, if its format allows that; images that are not a single byte range are
+read by the format itself. A damaged sample is a bad sample.
 
-Where the shard names every class, the classes get these names; where it has names only, labels are their positions in
-sorted order, or the numbers that they all are. The split is what the shard says, or is read off the
-name of the file (train-00000-of-00008.tfrecord). A shard of a packed set is not a source by itself: it is adopted as it
-is.
+If a shard names the class of every label, these become the class names. If its labels are names only, they are numbered
+in sorted order, or if all names are numbers, they are these numbers. The split is stated in the shard, or follows from
+its file name (train-00000-of-00008.tfrecord). A single shard of a packed set is refused: it can be indexed in place.
 
-A folder of shards of one format is a source, too: all in it, or in a folder a split. Samples come in the order of the
-names of the files; where no name says a split, all are train. Where a key occurs in several shards, keys begin with the
-name of their shard. A gap in the numbers of the names is a warning.
+A source may also be a folder of shards of one format, all in that folder, or in one folder per split. Samples are
+ordered by file name. If no file name states a split, all samples belong to one, train. If a key occurs in several
+shards, keys are prefixed with the name of their shard. Gaps in the numbering of the files cause a warning.
 
-Place: number of the file, then why a sample cannot be read, or where the format finds its image, or None; then (offset,
-length, field) in file order.
+Place: number of the file; then why the sample cannot be read, or where the format finds its image, or None; then
+(offset, length, field) for every field, in file order.
 """
 
 from __future__ import annotations
@@ -82,11 +81,11 @@ _NAMES_IN_MESSAGE = 3
 _MOST_DIGITS = 9
 
 Place: TypeAlias = tuple[Any, ...]
-_FIRST_NAME = -2  # in place of the label of a sample that has the first name only; -3 the second, and so on
+_FIRST_NAME = -2  # preliminary label of samples with only a class name: -2 for the first name, -3 for the second, …
 
 
 def located_samples(container: Format, path: Path, options: LocateOptions) -> Iterator[Located]:
-    """What a format locates in a file, under keys and names that can be packed."""
+    """The samples that a format locates in a file, with keys and names made safe for packing."""
     return map(_packable, container.locate(path, options))
 
 
@@ -96,24 +95,24 @@ def _packable(sample: Located) -> Located:
 
 
 def _safe(name: str) -> str:
-    """A name as it is, where it can be that of a file below a folder."""
+    """A name, without a leading "/" and without ".." if it would lead out of a folder."""
     leads_out = name[:1] == "/" or (".." in name and ".." in PurePosixPath(name).parts)
     return safe_name(name) if leads_out else name
 
 
 def split_of_name(name: str) -> str:
-    """The split that a shard's file name says: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
+    """The split in a shard's file name: train-000000.tar, imagenet_val-00001-of-00008.tfrecord; else "train"."""
     words = "".join(letter if letter.isascii() and letter.isalpha() else " " for letter in name.lower()).split()
     return next((word for word in words if word in SPLIT_NAMES), "train")
 
 
 def field_kinds(names: Iterable[str], main: str = "image") -> dict[str, str]:
-    """Fields of these names and their kinds: the main one first, which is called as its kind, then as they come."""
+    """The kinds of fields with these names. The main field comes first, and its kind has the same name."""
     return {main: main} | {name: "json" if name == "json" else "file" for name in names if name != main}
 
 
 class ClassNames:
-    """The names of classes by label, as samples say them."""
+    """Collects the class name of each label from samples."""
 
     def __init__(self) -> None:
         self.names: dict[int, str] = {}
@@ -126,12 +125,12 @@ class ClassNames:
                 self.conflict = f"label {sample.label} is {name!r} in one sample and {sample.class_name!r} in another"
 
     def in_order(self) -> tuple[tuple[str, ...], str]:
-        """See `classes_in_order`."""
+        """The class names, as `classes_in_order` returns them."""
         return ((), self.conflict) if self.conflict else classes_in_order(self.names)
 
 
 def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
-    """The names of all labels from 0 on, () where there are none; and why they are left out, "" where they are not."""
+    """(class names of all labels from 0 on, reason). If there is a reason to leave them out, they are ()."""
     found = tuple(names[label] for label in sorted(names))
     missing = next((label for label in range(len(found)) if label not in names), None)
     if missing is not None:
@@ -142,7 +141,7 @@ def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
 
 
 class ShardFile:
-    """A shard, which may be compressed as a whole, and its format."""
+    """A shard with its format; it may be compressed as a whole."""
 
     def __init__(self, path: Path) -> None:
         entry = format_of_head(unpacked_head(path, HEAD_BYTES), path.name)
@@ -153,7 +152,7 @@ class ShardFile:
         self.compression = compression_of(path)
 
     def samples(self, options: LocateOptions) -> Iterator[Located]:
-        """What the format locates. Raises SourceError and FormatError."""
+        """The samples that the format locates. Raises SourceError and FormatError."""
         if not self.compression:
             if self.container.describe(self.path) is not None:
                 raise SourceError(
@@ -171,7 +170,7 @@ class ShardFile:
 
 
 def _list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: LocateOptions) -> SourceListing:
-    """The listing of shards, each with the split of the samples that name none. Raises SourceError."""
+    """The listing of shards. files: (split of the samples that state none, shard). Raises SourceError."""
     found = _Samples(where)
     for split, file in files:
         found.begin(file.path, split)
@@ -186,11 +185,11 @@ def _list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: L
 
 
 class ShardSource(FileSource):
-    """The samples of the shard at `root`, or of the shards in that folder, which are of one format.
+    """The samples of the shard at `root`, or of a folder of shards of one format.
 
-    image_key, label_key: what they call them, None for the usual names.
-    label_offset: is subtracted from the labels.
-    fields: further field -> key in a shard.
+    image_key, label_key: the keys of image and label in the shards, None for the usual ones.
+    label_offset: subtracted from the labels.
+    fields: further fields -> their keys in the shards.
     """
 
     def __init__(
@@ -230,7 +229,7 @@ class ShardSource(FileSource):
         return listing
 
     def _files(self, one: str) -> list[tuple[str, ShardFile]]:
-        """The shards of a folder, each with the split of the samples that name none."""
+        """(split of the samples that state none, shard) of a folder. one: the split if no name states any."""
         files = [(folder, ShardFile(path)) for folder, path in shard_files(self.root)]
         kinds = {file.kind: file.path for _, file in files}
         if len(kinds) != 1:
@@ -251,21 +250,21 @@ class ShardSource(FileSource):
 
 
 class _Samples:
-    """Collects the samples of files, in some 100 bytes for each."""
+    """Collects the samples of shards, in some 100 bytes each."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._split = path, ""
         self._files: list[Path] = []
         self._parts: dict[str, _Part] = {}
         self._classes = ClassNames()
-        self._unnumbered: dict[str, int] = {}  # classes of samples that have only their names
+        self._unnumbered: dict[str, int] = {}  # class names of samples without a label number
         self._main, self._fields = "image", {"image": 0}
         self._left_out: list[tuple[str, str]] = []
         self._left_behind: dict[str, None] = {}
         self._has_image = False
 
     def begin(self, path: Path, split: str) -> None:
-        """The next file, and the split of its samples that name none."""
+        """Begin a file. split: of its samples that state none."""
         self._files.append(path)
         self._split = split
 
@@ -329,7 +328,7 @@ class _Samples:
         return listing
 
     def _number_names(self, listing: SourceListing) -> None:
-        """Give the samples that have only names of classes their labels."""
+        """Replace the preliminary labels of samples that have only class names."""
         names = sorted(self._unnumbered)
         if any((part.labels > NO_LABEL).any() for part in listing.splits.values()):
             known = {name: number for number, name in enumerate(listing.classes)}
@@ -379,14 +378,14 @@ class _Samples:
 
 
 class _Part(ListingBuilder):
-    """A split whose fields show while it is filled."""
+    """The builder of a split that gains fields while it is filled."""
 
     def __init__(self, root: str) -> None:
         super().__init__()
         self.root = root
 
     def widen(self, fields: int) -> None:
-        """Have columns for the names of as many fields."""
+        """Add columns of names up to this number of fields."""
         while len(self._names) < fields:
             names = NamesBuilder()
             for _ in range(len(self)):
@@ -395,10 +394,10 @@ class _Part(ListingBuilder):
 
 
 class _OpenedShard:
-    """A shard that is opened when it is read from first."""
+    """A shard that is opened at the first read."""
 
     def __init__(self, shard: ShardFile, keeper: StreamKeeper, opened: ExitStack) -> None:
-        """opened: closes what is opened here."""
+        """opened: closes the files."""
         self._shard, self._keeper, self._opened = shard, keeper, opened
 
     @cached_property
@@ -407,12 +406,12 @@ class _OpenedShard:
 
     @cached_property
     def places(self) -> PlaceReader:
-        """Reads images that are not one byte range."""
+        """The format's reader of images that are not a single byte range."""
         return self._opened.enter_context(self._shard.container.open_places(self._shard.path))
 
 
 class ShardReader:
-    """Reads samples of files, and of a compressed one in the order of the file."""
+    """Reads samples of shards; those of a compressed shard in file order."""
 
     def __init__(self, shards: Sequence[_OpenedShard], fields: int) -> None:
         self._shards, self._fields = shards, fields
@@ -422,7 +421,7 @@ class ShardReader:
         if isinstance(what, str):
             raise BadSampleError(what)
         payloads: list[Buffer | None] = [None] * self._fields
-        for offset, length, number in ranges:  # in the order of the file: a stream only goes forward
+        for offset, length, number in ranges:  # in file order: a stream is read forward only
             self._shards[file].file.read_into(offset, arena.rest()[:length])
             payloads[number] = arena.take(length)
         if what is not None:
@@ -431,15 +430,15 @@ class ShardReader:
 
 
 def missing_shards(names: Iterable[str]) -> tuple[int, list[str]]:
-    """How many further shards the names of these imply, and some of their names.
+    """The number of shards missing according to the names of those present, and some of the missing names.
 
-    train-00003-of-00008.tfrecord     says that there are eight
-    train-000003.tar                  belongs, by custom, to a run without gaps from the lowest number to the highest
+    train-00003-of-00008.tfrecord     is one of eight
+    train-000003.tar                  is usually part of a series without gaps from its lowest number to its highest
 
-    The number of a tar counts where it is padded with zeros to three digits or more, or where numbers start at 0, so
-    that years and dates do not.
+    Numbers of tars are considered only if they are padded with zeros to at least three digits, or start at 0. Years and
+    dates in names are not.
     """
-    runs: dict[tuple[str, str], dict[int, str]] = {}  # (before the number, behind it) -> number -> its digits
+    runs: dict[tuple[str, str], dict[int, str]] = {}  # (text before the number, text after it) -> number -> its digits
     for name in names:
         match = _OF.fullmatch(name) or _TAR.fullmatch(name)
         if match is not None and len(match["number"]) <= _MOST_DIGITS:
@@ -457,7 +456,7 @@ def missing_shards(names: Iterable[str]) -> tuple[int, list[str]]:
 
 
 def _expected_numbers(run: Mapping[int, str], tail: str) -> range:
-    """All numbers of the run that shards with these numbers belong to."""
+    """All numbers of a series of shards, of which `run` has those present."""
     total = re.match(r"-of-(\d+)", tail)
     if total is not None:
         count = int(total[1]) if len(total[1]) <= _MOST_DIGITS else 0

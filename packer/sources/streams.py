@@ -1,12 +1,12 @@
-"""Bytes at an offset of a file, also of one that is compressed as a whole (gzip, bzip2, xz, zstd).
+"""Reading byte ranges of files, including files compressed as a whole (gzip, bzip2, xz, zstd).
 
-A compressed stream is read forward only: reading at an offset unpacks and drops what precedes it, and reading before
-the current position starts over. Memory stays constant. Nothing is written to disk.
+A compressed stream is read forward only: reading at an offset unpacks and discards everything before it, and reading
+before the current position starts over. Memory use is constant. Nothing is written to disk.
 
-Each shard of a conversion is a task with a reader of its own. So that not every reader unpacks the archive from its
-start, it leaves its stream with the `StreamKeeper` of the source, and the next reader in the same process continues
-there. Unpickled in a worker, the keeper is the one that this process has for the file. It closes the stream when it is
-deleted.
+Each output shard of a conversion is a task with a separate reader. To save readers from unpacking the archive from its
+start, a reader leaves its stream with the source's `StreamKeeper`, and the next reader in the same process continues
+from there. Unpickling a keeper in a worker returns the keeper which that process already has for the file. A keeper
+closes its stream when it is deleted.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ __all__ = [
 _MAGIC = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _STEP_BYTES = 1 << 20
 _BOMB_BYTES = 1 << 30
-_BOMB_RATIO = 1000  # images hardly shrink at all; deflate reaches 1032 on zeros
+_BOMB_RATIO = 1000  # images hardly compress; deflate reaches 1032 on zeros
 _UNKNOWN_SIZE = 1 << 62
 
 
 def compression_of(path: Path) -> str:
-    """What a file is compressed with, by its first bytes: "gzip", "bzip2", "xz", "zstd", or "" for none of them."""
+    """The compression of a file, by its first bytes: "gzip", "bzip2", "xz", "zstd", or "" for none of them."""
     try:
         with open(path, "rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
     found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
-    # The length of a TFRecord's first record may look like such a number; its checksum follows.
+    # The length of a TFRecord file's first record may equal a magic number; the record's checksum tells them apart.
     return "" if found and REGISTRY.of_content(head) is not None else found
 
 
 def unpacked_head(path: Path, count: int) -> bytes:
-    """The first bytes, up to `count`, of a file or of what a compressed one holds; b"" where that is damaged."""
+    """The first bytes, up to `count`, of a file or of a compressed file's content; b"" if that is damaged."""
     compression = compression_of(path)
     target = bytearray(count)
     if not compression:
@@ -69,7 +69,7 @@ def unpacked_head(path: Path, count: int) -> bytes:
     try:
         with UnpackedStream(path, compression) as stream:
             return bytes(target[: stream.read_up_to(0, memoryview(target))])
-    except SourceError:  # listing the file says what is wrong
+    except SourceError:  # reported when the file is listed
         return b""
 
 
@@ -77,16 +77,16 @@ _F = TypeVar("_F", bound="ByteFile")
 
 
 class ByteFile:
-    """Bytes at an offset."""
+    """A file to be read at offsets."""
 
     path: Path
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target` from `offset` on. Raises SourceError where there is less."""
+        """Fill `target` from `offset` on. Raises SourceError if the file ends before."""
         raise NotImplementedError
 
     def read(self, offset: int, length: int) -> bytes:
-        """Piece by piece, so that a false length takes no memory before the data for it has been read."""
+        """Read a byte range, in pieces: a wrong length then allocates no more memory than there are data."""
         parts = []
         while length > 0:
             part = bytearray(min(length, _STEP_BYTES))
@@ -106,13 +106,13 @@ class ByteFile:
 
 
 def open_bytes(path: Path, compression: str | None = None) -> PlainFile | UnpackedStream:
-    """A file, or what a compressed one holds. compression: None to look."""
+    """Open a file, or the content of a compressed one. compression: as of `compression_of`, None to detect it."""
     compression = compression_of(path) if compression is None else compression
     return UnpackedStream(path, compression) if compression else PlainFile(path)
 
 
 class PlainFile(ByteFile):
-    """A file as it is."""
+    """An uncompressed file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -137,14 +137,14 @@ class PlainFile(ByteFile):
 class UnpackedStream(ByteFile):
     """The content of a compressed file; `position` is the offset of the next byte in it.
 
-    Raises SourceError for damaged or truncated files, and for content over 1 GiB and 1000 times the file's
-    size: a decompression bomb. (A zstd file cut off behind the last block that was read is not noticed.)
+    Raises SourceError for damaged or truncated files, and for decompression bombs: content over 1 GiB and over 1000
+    times the size of the file. A zstd file that is cut off after the last block read is not detected.
     """
 
     def __init__(self, path: Path, compression: str) -> None:
         self.path, self.compression = path, compression
         self.stamp = file_stamp(path)
-        self.process = os.getpid()  # a forked child shares the position of the file with its parent
+        self.process = os.getpid()  # a forked child shares the file position with its parent
         self._file_bytes = self.stamp[0]
         self._scratch = memoryview(bytearray(_STEP_BYTES))
         self._open()
@@ -155,7 +155,7 @@ class UnpackedStream(ByteFile):
         self._stream, self._errors = _unpacker(self._raw, self.compression)
 
     def read_some(self, target: memoryview) -> int:
-        """Read up to len(target) bytes at the position; 0 at the end only."""
+        """Read up to len(target) bytes at the position. Returns their number, 0 only at the end."""
         try:
             count: int = self._stream.readinto(target)
         except self._errors as error:
@@ -172,7 +172,7 @@ class UnpackedStream(ByteFile):
         return count
 
     def read_up_to(self, offset: int, target: memoryview) -> int:
-        """Fill `target` from `offset` on, as far as there is something; returns how far that is."""
+        """Fill `target` from `offset` on, up to the end of the content. Returns the number of bytes read."""
         if offset < self.position:
             self.close()
             self._open()
@@ -195,7 +195,7 @@ class UnpackedStream(ByteFile):
             )
 
     def read_to_end(self) -> None:
-        """Read to the end, which is where checksums are compared."""
+        """Read to the end, where checksums are verified."""
         while self.read_some(self._scratch):
             pass
 
@@ -205,7 +205,7 @@ class UnpackedStream(ByteFile):
 
 
 def _unpacker(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    """A file object of the unpacked bytes, and what it raises for bad ones."""
+    """A file object of the unpacked bytes, and the exceptions that it raises for bad data."""
     errors = (EOFError, OSError, zlib.error, lzma.LZMAError)
     if compression == "gzip":
         return gzip.GzipFile(fileobj=raw), errors
@@ -220,7 +220,7 @@ def _unpacker(raw: BinaryIO, compression: str) -> tuple[Any, tuple[type[Exceptio
 
 
 class StreamWindow(Window):
-    """A compressed file for the walkers of `packer.formats`, which read forward; its size is not known before."""
+    """A compressed file as a window for the walkers of `packer.formats`, which read forward. Its size is unknown."""
 
     def __init__(self, stream: UnpackedStream) -> None:
         self.path, self.size, self._stream = stream.path, _UNKNOWN_SIZE, stream
@@ -237,7 +237,7 @@ class StreamWindow(Window):
 
 
 class StreamKeeper:
-    """Opens one file for the readers of a source, and keeps, in each process, the stream that the last one left."""
+    """Opens a file for a source's readers, and keeps the stream of a process's last reader for its next one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -245,7 +245,7 @@ class StreamKeeper:
 
     @contextmanager
     def open(self) -> Iterator[PlainFile | UnpackedStream]:
-        """The file. The stream of a compressed one is kept for the next reader, unless there was an error."""
+        """Open the file. The stream of a compressed file is kept for the next reader, unless there was an error."""
         compression = compression_of(self.path)
         file: PlainFile | UnpackedStream = self._take(compression) if compression else PlainFile(self.path)
         try:
@@ -260,7 +260,7 @@ class StreamKeeper:
             file.close()
 
     def _take(self, compression: str) -> UnpackedStream:
-        """The stream that was left here, or a new one."""
+        """The stream that is kept, if it is still valid, else a new one."""
         stream = self._stream
         if stream is not None and stream.process == os.getpid() and stream.stamp == file_stamp(self.path):
             self._stream = None
@@ -282,5 +282,5 @@ class StreamKeeper:
 
 @lru_cache(1)
 def _keeper_of(path: Path) -> StreamKeeper:
-    """The keeper of this process; one file at a time."""
+    """The keeper of this process, of one file at a time."""
     return StreamKeeper(path)

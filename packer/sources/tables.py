@@ -1,20 +1,18 @@
-"""Rows of a table, one at a time: CSV, TSV, JSON Lines or Parquet, chosen by the file's suffix.
+"""Tables, read row by row: CSV, TSV, JSON Lines or Parquet, chosen by the file's suffix.
 
-A row is a mapping from column to value; None is a missing value, a column may be absent from a JSON Lines
-row. CSV and TSV values are strings as they stand ("" for an empty one), JSON and Parquet values keep their
-types. CSV and TSV need a header row; columns whose header is empty (such as the index that pandas writes) are
-ignored. Cells of a table with the header of labels.csv are taken as they were before `readers.staging` wrote them.
+A row is a mapping from column to value. None is a missing value; in JSON Lines, a column may also be absent from a
+row. CSV and TSV values are strings ("" if empty), JSON and Parquet values keep their types. CSV and TSV need a header
+row; columns without a header, such as the index that pandas writes, are ignored. In a table with the header of
+labels.csv, the escaping of cells by `readers.staging` is undone.
 
-Labels. Where every label is a whole number (also 3.0 or "3.0", which is what a column with gaps becomes in
-pandas, and true and false) they are class numbers, kept as they are, and the classes have no names. Where most
-labels are names, every label is one; classes are the sorted names, and a label is the position of its name. Numbers
-among names are names, too, with a warning; a name, or a fraction, among numbers is an error, since a single one would
-otherwise renumber all others. No label, which is NO_LABEL: a missing value, NaN, the number -1, and among numbers
-what pandas takes for a missing value ("NA", "None", "null").
+Labels. If every label is an integer, they are class numbers, kept unchanged, and classes have no names. 3.0 and "3.0"
+count as integers, since pandas writes them for columns with gaps, and so do true and false. If most labels are names,
+all are: classes are the sorted names, and a label is the position of its name. Numbers among names are names as well,
+with a warning. A name or a fraction among numbers is an error, since it would renumber all other labels. A missing
+value and NaN mean "no label" (NO_LABEL); among numbers, so do -1 and the texts "NA", "None", "null" and the like.
 
-JSON. One object for each sample, compact, UTF-8, keys in the order of the columns. What JSON has no words
-for: NaN and infinities become null; dates, times and timestamps ISO 8601 text; bytes base64; anything else
-its text.
+JSON. One object per sample: compact, UTF-8, keys in the order of the columns. Values that JSON cannot express are
+converted: NaN and infinities to null; dates, times and timestamps to ISO 8601 text; bytes to base64; others to text.
 """
 
 from __future__ import annotations
@@ -85,13 +83,13 @@ _BUFFER_BYTES = 1 << 20
 
 
 def is_missing(value: Any) -> bool:
-    """Whether a row has no value here: null, an empty string, or NaN, which is what pandas makes of null."""
+    """Whether a value is missing: null, an empty string, or NaN, which pandas uses for null."""
     return value is None or value == "" or value != value
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that can be read again and again. unit: what its numbers count, "line" or "row"."""
+    """A table that can be read repeatedly. unit: what row numbers count, "line" or "row"."""
 
     path: Path
     columns: tuple[str, ...]
@@ -101,9 +99,9 @@ class Table:
         return "line" if self.path.suffix.lower() in (*_DELIMITERS, *_JSON_LINES, ".txt") else "row"
 
     def rows(self) -> Iterator[tuple[int, Row]]:
-        """(number from 1, row) of every row; the number of a row of several lines is that of the first.
+        """(number, row) of every row. Numbers start at 1; a row of several lines has the number of its first line.
 
-        Raises SourceError with the line or row where the table is malformed.
+        Raises SourceError, naming the line or row, if the table is malformed.
         """
         suffix = self.path.suffix.lower()
         if suffix in _DELIMITERS:
@@ -113,14 +111,14 @@ class Table:
         return _parquet_rows(self.path)
 
     def where(self, number: int) -> str:
-        """How errors name a row."""
+        """The name of a row in messages."""
         return f"{self.path}: {self.unit} {number}"
 
 
 def open_table(path: Path) -> Table:
-    """The table at `path`, with its columns in order. JSON Lines are read through once to find them.
+    """Open the table at `path` and read its column names, which for JSON Lines takes a pass over the whole file.
 
-    Raises SourceError where it cannot be read, MissingExtraError for Parquet without pyarrow.
+    Raises SourceError if the table cannot be read, MissingExtraError for Parquet without pyarrow.
     """
     suffix = path.suffix.lower()
     if suffix in _DELIMITERS:
@@ -148,7 +146,7 @@ def _open_text(path: Path) -> TextIO:
 
 
 def _lines(file: TextIO, path: Path) -> Iterator[str]:
-    """The lines of a file, none of which may be longer than all values of a row need."""
+    """The lines of a file. Raises SourceError for a line too long for a table."""
     number = 0
     while text := file.readline(_MAX_LINE):
         number += 1
@@ -158,7 +156,7 @@ def _lines(file: TextIO, path: Path) -> Iterator[str]:
 
 
 def _delimited(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    """(first line, values) of every record that is not a blank line; names in the first are stripped of blanks."""
+    """(first line, values) of every record, without blank lines. Column names are stripped of blanks."""
     csv.field_size_limit(max(csv.field_size_limit(), _MAX_VALUE_BYTES))
     line, is_header = 1, True
     with _open_text(path) as file:
@@ -209,7 +207,7 @@ def _json_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 @contextmanager
 def parquet_file(path: Path) -> Iterator[Any]:
-    """An open pyarrow.parquet.ParquetFile; what pyarrow raises becomes SourceError."""
+    """An open pyarrow.parquet.ParquetFile. Exceptions of pyarrow become SourceError."""
     try:
         import pyarrow.parquet
     except ImportError as error:
@@ -236,10 +234,7 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Row]]:
 
 
 def column_values(path: Path, name: str, column: Any) -> list[Any]:
-    """A column of pyarrow as Python objects.
-
-    Nanoseconds become microseconds, which is what Python's own times can hold.
-    """
+    """A pyarrow column as Python objects. Nanoseconds become microseconds, the resolution of Python's times."""
     import pyarrow as pa
 
     kind = column.type
@@ -262,16 +257,16 @@ _FRACTION = re.compile(r"[-+]?(?:[0-9]+[.,]?[0-9]*|[.,][0-9]+)(?:[eE][-+]?[0-9]+
 _JOINT = re.compile(r"[|;,]")
 _NOT_A_NUMBER = ("nan", "<na>", "-nan")
 _MISSING = (*_NOT_A_NUMBER, "na", "n/a", "#n/a", "none", "null", "nil", "-", "?")
-_FEWEST_NAMES = 10  # names that are less than a tenth of the numbers are mistakes, however many there are
-_MAX_LABEL = 1 << 53  # beyond it floats, and with them the labels of many a table, are not exact
+_FEWEST_NAMES = 10  # names are taken for mistakes if there are ten times as many numbers
+_MAX_LABEL = 1 << 53  # larger integers are not exact as floats, which labels in many tables are
 
 
 def number_labels(
     values: Sequence[Any], lines: Sequence[int], table: Table
 ) -> tuple[list[int], tuple[str, ...], list[str]]:
-    """Labels and class names of all rows of a table, and warnings. lines: the number of the row of each value.
+    """Labels of all rows of a table, class names, and warnings. lines: the row number of each value.
 
-    Raises SourceError, naming the row, for a label that is neither a whole number nor a name, or does not fit the rest.
+    Raises SourceError, naming the row, for a label that is neither an integer nor a name, or does not fit the others.
     """
     numbers = [_as_number(value) for value in values]
     _refuse_spellings(values, numbers, lines, table)
@@ -304,7 +299,7 @@ def number_labels(
 
 
 def _refuse_spellings(values: Sequence[Any], numbers: Sequence[int | None], lines: Sequence[int], table: Table) -> None:
-    """Raise SourceError where two texts are the same number and may be two classes: 01 and 1."""
+    """Raise SourceError if a number is spelled in two ways that may mean two classes, such as 01 and 1."""
     if not any(isinstance(value, str) and _PADDED.match(value.strip()) for value in values):
         return
     spelled: dict[int, tuple[str, int]] = {}
@@ -322,7 +317,10 @@ def _refuse_spellings(values: Sequence[Any], numbers: Sequence[int | None], line
 def _refuse_strays(
     names: Sequence[str], rows: Sequence[int], strays: Sequence[int], lines: Sequence[int], table: Table
 ) -> None:
-    """Raise SourceError where labels are numbers (in `rows`) but for some strays, rather than names."""
+    """Raise SourceError if labels are numbers with some exceptions, rather than names.
+
+    rows: the positions of the numbers. strays: those of the exceptions.
+    """
     fractions = [i for i in strays if _FRACTION.fullmatch(names[i])]
     found, meant = {names[i] for i in strays}, {names[i] for i in rows}
     if len(fractions) == len(strays):
@@ -343,7 +341,7 @@ def _refuse_strays(
 
 
 def _is_joined(name: str, known: Mapping[str, int]) -> bool:
-    """Whether a name looks like several: with | between them, or with ; or , next to its own name."""
+    """Whether a label looks like several class names: joined by |, or by ; or , if one of them is also a class."""
     parts = [part.strip() for part in _JOINT.split(name)]
     return len(parts) > 1 and all(parts) and ("|" in name or any(part in known for part in parts))
 
@@ -353,12 +351,12 @@ def _as_list(name: str) -> str:
 
 
 def means_none(value: Any) -> bool:
-    """Whether a value among numbers is missing, or text that pandas, R or SQL write for one."""
+    """Whether a value among numbers is missing, or a text that pandas, R or SQL write for a missing value."""
     return is_missing(value) or (isinstance(value, str) and value.strip().casefold() in _MISSING)
 
 
 def _as_number(value: Any) -> int | None:
-    """The class number that a label is, None where it is not a whole number."""
+    """The class number in a label, None if it is not an integer."""
     if is_missing(value):
         return NO_LABEL
     if isinstance(value, str):
@@ -371,7 +369,7 @@ def _as_number(value: Any) -> int | None:
 
 
 def _as_name(value: Any, line: int, table: Table) -> str:
-    """The class name that a label is, "" for none."""
+    """The class name in a label, "" for none. Raises SourceError."""
     if is_missing(value):
         return ""
     if isinstance(value, str):
@@ -396,7 +394,7 @@ def _is_text(text: str) -> bool:
 
 
 def json_payload(row: Row, columns: Iterable[str]) -> bytes | None:
-    """The JSON object of a row; None where the row has none of the columns."""
+    """The JSON object of a row; None if the row has none of the columns."""
     found = {column: row[column] for column in columns if column in row}
     if not found:
         return None
@@ -406,7 +404,7 @@ def json_payload(row: Row, columns: Iterable[str]) -> bytes | None:
         text = json.dumps(_finite(found), ensure_ascii=False, separators=(",", ":"), default=_convert)
     try:
         return text.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair: legal in JSON only as an escape
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can express only as an escape
         return json.dumps(json.loads(text), separators=(",", ":")).encode()
 
 
@@ -429,9 +427,11 @@ def _convert(value: Any) -> str:
 
 
 def splits_by_value(part: SplitListing, values: Sequence[Any], where: str) -> dict[str, SplitListing]:
-    """The samples of a listing, dealt to the splits that a column names, in the order of their first samples.
+    """Divide the samples of a listing by a column of splits. Splits are in the order of their first samples.
 
-    values: of the column, by sample. where: the column, for messages. Raises SourceError for a value that is no name.
+    values: the column's value for each sample. where: the column, for messages.
+
+    Raises SourceError for a value that cannot be the name of a split.
     """
     rows: dict[Any, list[int]] = {}
     for row, value in enumerate(values):
@@ -443,12 +443,12 @@ def splits_by_value(part: SplitListing, values: Sequence[Any], where: str) -> di
 
 
 def split_of_value(value: Any, where: str) -> str:
-    """The split that a value of a column names. Raises SourceError."""
+    """The split named by the value of a column. Raises SourceError."""
     return checked_name(SplitName, "" if is_missing(value) else str(value).strip(), where)
 
 
 # ------------------------------------------------------------------------------
-# Which column of a manifest means what; the rules are in `packer.sources.manifest`.
+# Choosing the columns of a manifest, by the rules in `packer.sources.manifest`.
 
 
 PATH_COLUMNS = ("path", "file", "filename", "file_name", "image", "image_path", "filepath", "file_path", "img")
@@ -460,13 +460,16 @@ SPLIT_COLUMNS = ("split", "subset")
 _NOISY, _RIGHT, IS_VALID = "noisy_labels_", "noisy_labels_0", "is_valid"
 _LOOKED_AT = 20
 _KINDS_OF_VALUES = ("text", "json", "array", "boxes", "points", "target")
-RESERVED_FIELDS = ("image", "json", "label", "key", "shard", "cls")  # the containers use these themselves
+RESERVED_FIELDS = ("image", "json", "label", "key", "shard", "cls")  # names with a meaning in the containers
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns by part; files maps field to column, and kinds to its kind, where that was said. values: the fields
-    of which the column holds the value, and not the path of a file."""
+    """The roles of a table's columns.
+
+    files: further field -> column. kinds: field -> kind, if stated by the caller.
+    values: the fields whose column holds the values themselves, not paths of files.
+    """
 
     path: str
     label: str | None
@@ -477,7 +480,7 @@ class Columns:
     values: frozenset[str]
 
     def with_target(self, field: str) -> Columns:
-        """The same, where the column of labels holds targets and so becomes a field. Raises SourceError."""
+        """These columns, with the label column turned into a field of targets. Raises SourceError."""
         assert self.label is not None
         if field in self.files:
             both = f"{self.files[field]!r} and {self.label!r}"
@@ -487,14 +490,14 @@ class Columns:
 
 
 class NamedColumns(NamedTuple):
-    """The columns that the caller names; None for the usual names."""
+    """The columns named by the caller; None for the usual names."""
 
     path: str | None = None
     label: str | None = None
     split: str | None = None
 
     def checked(self, table: Table) -> NamedColumns:
-        """Raises SourceError for one that the table does not have."""
+        """These columns. Raises SourceError if the table lacks one."""
         for name, argument in zip(self, ("path_column", "label_column", "split_column"), strict=True):
             if name is not None:
                 _required(table, name, f"({argument}={name!r})")
@@ -502,7 +505,7 @@ class NamedColumns(NamedTuple):
 
 
 def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str], folder: str) -> Columns:
-    """The part of every column. Raises SourceError, with the columns there are, where one is missing."""
+    """Assign a role to every column. Raises SourceError, listing the columns, if a required one is missing."""
     path, label, split = named.checked(table)
     path = path or first_column(table.columns, PATH_COLUMNS)
     if path is None:
@@ -549,7 +552,7 @@ def _required(table: Table, name: str, argument: str) -> str:
 
 
 def first_column(columns: Iterable[str], wanted: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
-    """The first of the wanted names that is free among the columns, also in another case; None where there is none."""
+    """The first of the wanted names, in any case, that is a column and not taken; None if there is none."""
     free = [column for column in columns if column not in {*taken}]
     folded = {column.casefold(): column for column in reversed(free)}
     return next((name if name in free else folded[name] for name in wanted if name in free or name in folded), None)
@@ -567,14 +570,14 @@ def _check_field(table: Table, field: str, column: str, kind: str) -> None:
 
 
 def field_named(column: str) -> str:
-    """What the field of a column is called."""
+    """The name of the field for a column."""
     name = re.sub(r"[^a-z0-9]+", "_", column.lower()).strip("_") or "file"
     return f"{name}_file" if name in RESERVED_FIELDS else name
 
 
 def _file_columns(table: Table, candidates: list[str], path: str, folder: str) -> list[str]:
-    """Those of the candidates that name files. Reads only as many rows as that needs."""
-    counts = dict.fromkeys(candidates, 0)  # of the files in a column; one with anything else is removed
+    """The candidates that contain paths of files. Reads no more rows than needed."""
+    counts = dict.fromkeys(candidates, 0)  # files found per column; a column with any other value is removed
     for _, row in table.rows():
         for column in [column for column, count in counts.items() if count < _LOOKED_AT]:
             value = row.get(column)
@@ -590,12 +593,12 @@ def _file_columns(table: Table, candidates: list[str], path: str, folder: str) -
 
 
 def is_field_name(name: str) -> bool:
-    """Whether a further field can be called so in every container: in a tar it is an extension, which has no case."""
+    """Whether every container allows this name for a further field: in a tar, it is a case-insensitive extension."""
     return re.fullmatch(r"[a-z0-9][a-z0-9_]*", name) is not None and name not in RESERVED_FIELDS
 
 
 # ------------------------------------------------------------------------------
-# Tables of addresses.
+# Tables of URLs.
 
 
 URL_COLUMNS = ("url", "image_url", "img_url", "uri", "link", "urls")
@@ -605,7 +608,7 @@ _is_url = re.compile(r"\s*https?://", re.IGNORECASE).match
 
 @dataclass(frozen=True, slots=True)
 class _TextTable(Table):
-    """A text file with an address a line; blank lines, and those that begin with #, are passed over."""
+    """A text file with one URL per line; blank lines and lines that begin with # are skipped."""
 
     def rows(self) -> Iterator[tuple[int, Row]]:
         with refusing(self.path, "not a list of addresses in UTF-8 text"), open_regular(self.path) as file:
@@ -620,20 +623,20 @@ class _TextTable(Table):
 
 
 def open_url_table(path: Path) -> Table:
-    """A table of addresses, or a text file of them."""
+    """Open a table of URLs, or a text file with one per line."""
     return open_table(path) if path.suffix.lower() in TABLE_SUFFIXES else _TextTable(path, ("url",))
 
 
 def is_url_list(path: Path) -> bool:
-    """Whether a file has addresses where the paths of images could be."""
+    """Whether a file is a table or text file with URLs of images instead of paths."""
     suffix = path.suffix.lower()
     if suffix not in (*TABLE_SUFFIXES, ".txt") or not path.is_file():
         return False
     try:
         table = Table(path, ()) if suffix in TABLE_SUFFIXES else _TextTable(path, ())
         row = next((row for _, row in table.rows()), {})
-    except PackerError:  # opening it as a manifest says what is wrong
+    except PackerError:  # reported when it is opened as a manifest
         return False
-    # A manifest may name where its files are from, so a column of paths counts first.
+    # A manifest may state the origin of its files, so a column of paths takes precedence.
     column = first_column(row, (*PATH_COLUMNS, *URL_COLUMNS))
     return column is not None and isinstance(row[column], str) and _is_url(row[column]) is not None

@@ -1,14 +1,15 @@
-"""Tar archives of image trees, plain or compressed as a whole (gzip, bzip2, xz, zstd), read without unpacking them.
+"""Tar archives of image trees, plain or compressed as a whole (gzip, bzip2, xz, zstd), read without extracting them.
 
-A walk over the headers finds the members; for a compressed archive that is one pass over all of it, in constant memory.
-A hard or symbolic link to a file of the archive is that file under another name. Hidden files, names that lead out of
-the archive, devices, and links that lead to no file in it are left out and reported.
+Members are found by walking the headers; for a compressed archive, this is one pass over all of it in constant memory.
+A hard or symbolic link to a file in the archive is that file under another name. Hidden files, names that lead out of
+the archive, devices, and links to anything other than a file in it are left out and reported.
 
-A tar whose first member is a tar holds an archive a class, as that of ImageNet does: the members of n01440764.tar count
-as files in a folder n01440764. They are read where they are in the outer archive.
+If the first file in a tar is a tar, the archive holds one tar per class, as that of ImageNet does: the members of
+n01440764.tar count as files in a folder n01440764, and are read directly from the outer archive.
 
-A tar in which samples have their labels in separate members is a WebDataset shard: see `packer.sources.shards`. So
-is one in whose only folder most images have other files of their names next to them, such as captions: 0.jpg, 0.txt.
+A tar with the labels of samples in separate members is a WebDataset shard: see `packer.sources.shards`. So is a tar
+with all images in one folder, if most of them have a file of the same name next to them, such as a caption: 0.jpg,
+0.txt.
 
 Place: (offset of the data in the unpacked archive, bytes, whether another sample has the same data).
 """
@@ -37,20 +38,20 @@ from readers.table import Buffer
 
 __all__ = ["TarSource"]
 
-_REGULAR = "07"  # 7: contiguous, a regular file nowadays
+_REGULAR = "07"  # 7: a contiguous file, treated as a regular one
 _HARD_LINK, _SYMBOLIC_LINK, _FOLDER = "1", "2", "5"
 _SPECIAL = {"3": "a device", "4": "a device", "6": "a named pipe"}
 _MAX_LINKS = 40
-_WEBDATASET_EXTENSIONS = ("cls", "__name__")  # the label, and the key where a name cannot hold it
+_WEBDATASET_EXTENSIONS = ("cls", "__name__")  # the label, and the key if it cannot be a file name
 
 
 class TarSource(FileSource):
-    """The members of the archive at `root`."""
+    """The images in the tar archive at `root`, plain or compressed."""
 
     kind = "archive"
 
     def __init__(self, root: str | os.PathLike[str], layout: str = "auto", **keys: Any) -> None:
-        """keys: those of `ShardSource`, for a shard of WebDataset."""
+        """keys: options of `ShardSource`, for a WebDataset shard."""
         super().__init__(root)
         self.layout, self._keys = layout, keys
         self._shard: ShardSource | None = None
@@ -87,9 +88,9 @@ class TarSource(FileSource):
 def _members(
     root: Path, left_out: list[tuple[str, str]], warnings: list[str], may_pair: bool
 ) -> list[ArchiveMember] | None:
-    """The files of an archive, those that links lead to included; None where it is a shard of WebDataset.
+    """The files in an archive, including the targets of links; None if it is a WebDataset shard.
 
-    may_pair: it may be one without labels. Raises SourceError for a broken archive.
+    may_pair: whether a tar without labels can be such a shard. Raises SourceError for a damaged archive.
     """
     compression = compression_of(root)
     strays: list[int] = []
@@ -112,7 +113,7 @@ def _members(
 
 
 def _walk_all(window: Window, strays: list[int]) -> Iterator[Member]:
-    """Every member; of an archive of archives those in them, and of others the members themselves."""
+    """Every member of an archive; in an archive of archives, the members of the inner ones instead of these."""
     is_nested: bool | None = None
     for member in walk(window, strays):
         is_tar = member.type in _REGULAR and member.name.endswith(".tar")
@@ -128,7 +129,7 @@ def _walk_all(window: Window, strays: list[int]) -> Iterator[Member]:
 
 
 class _InnerWindow(Window):
-    """A member of an archive that is one itself."""
+    """A window on a tar inside of another."""
 
     def __init__(self, window: Window, member: Member) -> None:
         self.path, self.size = window.path / member.name, member.size
@@ -141,7 +142,7 @@ class _InnerWindow(Window):
 
 
 class _Members:
-    """What the walk finds, by kind."""
+    """The members found by the walk, sorted into files, links and others."""
 
     def __init__(self, members: Iterable[Member]) -> None:
         self._data: list[tuple[str, tuple[int, int]]] = []
@@ -152,7 +153,7 @@ class _Members:
 
     def _add(self, member: Member) -> None:
         kind, name = member.type, member.name
-        if kind in _REGULAR and not name.endswith("/"):  # a trailing "/" is how archives before POSIX mark folders
+        if kind in _REGULAR and not name.endswith("/"):  # archives older than POSIX mark folders by a trailing "/"
             self._data.append((name, (member.offset, member.size)))
         elif kind in (_HARD_LINK, _SYMBOLIC_LINK):
             self._links.append((name, member))
@@ -163,7 +164,7 @@ class _Members:
         return [name for name, _ in self._data]
 
     def files(self, left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
-        """Everything that may be packed."""
+        """The files that may be packed; all other members are appended to `left_out`."""
         left_out += self._others
         data = {posixpath.normpath(name): place for name, place in self._data}
         pairs = self._data + list(_followed(self._links, data, left_out))
@@ -181,7 +182,7 @@ class _Members:
 def _followed(
     links: Sequence[tuple[str, Member]], data: dict[str, tuple[int, int]], left_out: list[tuple[str, str]]
 ) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name, place of the data) of every link to a file; the others are left out."""
+    """(name, place of the data) of every link to a file; other links are appended to `left_out`."""
     targets = {posixpath.normpath(name): _target(member) for name, member in links}
     folders = sorted({posixpath.dirname(name) for name in data}) if links else []
     for name, _ in links:
@@ -203,7 +204,7 @@ def _followed(
 
 
 def _is_folder(target: str, folders: Sequence[str]) -> bool:
-    """Whether one of these folders, which are sorted, is the target or below it."""
+    """Whether any of the sorted folders is the target or below it."""
     following = (
         folders[at] for wanted in (target, f"{target}/") if (at := bisect_left(folders, wanted)) < len(folders)
     )
@@ -211,19 +212,19 @@ def _is_folder(target: str, folders: Sequence[str]) -> bool:
 
 
 def _target(member: Member) -> str:
-    """The name that a link leads to: a hard link counts from the root, a symbolic one from its own folder."""
+    """The name of a link's target. Hard links are relative to the root, symbolic ones to the link's folder."""
     base = posixpath.dirname(member.name) if member.type == _SYMBOLIC_LINK else ""
     return posixpath.normpath(posixpath.join(base, member.linkname))
 
 
 def _is_webdataset(names: Sequence[str]) -> bool:
-    """Whether these are the members of a WebDataset shard, whose labels are separate members."""
+    """Whether these are the members of a WebDataset shard, with labels in separate members."""
     samples = {_split_name(name)[0] for name in names if _split_name(name)[1] in _WEBDATASET_EXTENSIONS}
     return bool(samples) and any(_split_name(name)[0] in samples for name in names if has_image_suffix(name))
 
 
 def _has_pairs(names: Sequence[str]) -> bool:
-    """Whether all images are in one folder, and most have other files of their names next to them."""
+    """Whether all images are in one folder, and most have another file of the same name next to them."""
     images = {_split_name(name)[0] for name in names if has_image_suffix(name)}
     others = {_split_name(name)[0] for name in names if not has_image_suffix(name)}
     one_folder = len({posixpath.dirname(key) for key in images}) == 1
@@ -231,14 +232,14 @@ def _has_pairs(names: Sequence[str]) -> bool:
 
 
 def _split_name(name: str) -> tuple[str, str]:
-    """(key, extension) as WebDataset has them: split at the first dot of the last component."""
+    """(key, extension) as in WebDataset: split at the first dot of the file name."""
     folder, slash, base = name.rpartition("/")
     stem, _, extension = base.partition(".")
     return folder + slash + stem, extension.lower()
 
 
 class TarReader:
-    """Reads members of one archive."""
+    """Reads members of an archive."""
 
     def __init__(self, file: PlainFile | UnpackedStream) -> None:
         self._file = file
@@ -250,11 +251,11 @@ class TarReader:
         if self._last[0] == offset:
             return (self._last[1],)
         target = arena.rest()[:size]
-        seen = len(self._head[1]) if self._head[0] == offset else 0  # a stream must not go back for it
+        seen = len(self._head[1]) if self._head[0] == offset else 0  # so that a stream need not go back to the head
         target[:seen] = self._head[1][:seen]
         self._file.read_into(offset + seen, target[seen:])
         payload = arena.take(size)
-        if shared:  # the next sample may be the same data again, which the stream has passed by then
+        if shared:  # the next sample may have the same data, which a stream has already passed
             self._last = (offset, bytes(payload))
         return (payload,)
 

@@ -1,18 +1,18 @@
-"""A list of addresses of images: a table with a column of them, or a text file with one a line.
+"""Lists of image URLs: a table with a column of URLs, or a text file with one per line.
 
-    url         named by path_column, else the first of URL_COLUMNS, or a column of paths that holds addresses
+    url         named by path_column, else the first of URL_COLUMNS, else the first of PATH_COLUMNS
     label       named by label_column, else as in a manifest
-    split       a column called split or subset
-    key         a column called key, if its values are different; else the number of the row, 000000042
-    caption     a column called caption, text or alt_text: a field of text
-    metadata    all other columns, in the field json, with the address up to its query, which may be a signature
+    split       named by split_column, else a column called split or subset
+    key         a column called key or __key__, whose values must be distinct; without one, keys are numbers, 000000042
+    caption     a column called caption, text or alt_text: a text field
+    metadata    all other columns, in the field json, with the URL up to its query, which may contain a signature
 
-Images are fetched while they are packed (`packer.sources.url_list`), some ahead of the one that is written, in one
-process, so that the limits hold for all of them. What cannot be fetched is a bad sample: with on_error="skip" it is
-left out, and left-out.jsonl has the address (without a query), the status and the reason. Shards that are whole are
-not fetched again when the same conversion runs once more.
+Images are fetched while they are packed, some of them ahead of time, all in one process, so that the rate limits apply
+to all requests together. An image that cannot be fetched is a bad sample: with on_error="skip" it is left out, and
+left-out.jsonl records its URL (without the query), the status and the reason. Resuming a conversion does not fetch the
+images of completed shards again.
 
-Place: the address, and the bytes of the other fields, None for none.
+Place: the URL, and the bytes of the other fields, None if missing.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ __all__ = ["FetchOptions", "Fetcher", "Pace", "without_query"]
 
 
 # ------------------------------------------------------------------------------
-# Images from web servers: requests with retries, a rate for all servers and for each, and limits on what comes back.
+# Fetching images from web servers: retries, rate limits per host and for all hosts, and limits on responses.
 #
-#     what comes back                           what is done
+#     response                                  action
 #     200 with an image                         it is the sample
-#     301, 302, 303, 307, 308                   up to 5 are followed; each address is checked as the first was
-#     429, 503, … with Retry-After              the host is left alone for as long, then tried again; not over 2 minutes
-#     408, 425, 429, 5xx, no connection,        tried again after 0.5 s, 1 s, 2 s, … and up to as much by chance
-#     a stall, less than was announced
-#     anything else                             given up
+#     301, 302, 303, 307, 308                   up to 5 redirects are followed; every URL is checked as the first was
+#     429, 503, … with Retry-After              no request to the host for that long, then a retry; fails if over 2 min
+#     408, 425, 429, 5xx, no connection,        retry after 0.5 s, 1 s, 2 s, … plus a random delay of up to the same
+#     timeout, incomplete body                  length
+#     anything else                             failure
 #
-# Only http and https addresses are asked, without a user name in them. Names that lead to addresses of this machine
-# or of a private network are refused once connected, before a request is sent, unless `private` is set: a list from
-# elsewhere could otherwise have this machine ask servers that only it can reach. Where the environment names a proxy,
-# the proxy decides. A request as a whole has a time, also where a server sends a byte now and then.
+# Only http and https URLs without a user name are requested. Unless `private` is set, hosts that resolve to this
+# machine or a private network are refused after connecting and before sending a request: otherwise, an untrusted list
+# could make this machine send requests to servers that are not reachable from outside. If the environment configures a
+# proxy, this check is left to the proxy. The timeout applies to a request as a whole, however slowly a server sends.
 
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -89,15 +89,15 @@ _HEADERS = {"User-Agent": "packer", "Accept": "image/*,*/*;q=0.5", "Accept-Encod
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """How to ask servers.
+    """Limits on requests to web servers.
 
-    rate: requests a second to all hosts together, None for no limit.
-    host_rate: to each host.
-    threads: requests at a time.
-    attempts: at most, for each image.
+    rate: requests per second to all hosts together, None for no limit.
+    host_rate: requests per second to each host.
+    threads: the number of simultaneous requests.
+    attempts: the maximum number of attempts per image.
     timeout: seconds for a request as a whole.
-    max_bytes: of an image.
-    private: whether hosts in private networks, and this machine, are asked.
+    max_bytes: the maximum size of an image.
+    private: whether requests to hosts in private networks and to this machine are allowed.
     """
 
     rate: float | None = None
@@ -120,7 +120,7 @@ class FetchOptions:
 
 
 class Pace:
-    """When the next request may be sent: evenly spaced, over all hosts and for each. Threads share it."""
+    """Limits the rate of requests to each host and to all hosts together, evenly spaced. Threads share it."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class Pace:
         self._lock = threading.Lock()
 
     def wait(self, host: str) -> None:
-        """Return when a request to `host` may be sent."""
+        """Wait until a request to `host` may be sent."""
         with self._lock:
             now = self._clock()
             if len(self._next_of) > _MOST_HOSTS:
@@ -149,16 +149,16 @@ class Pace:
             self._sleep(start - now)
 
     def hold(self, host: str, seconds: float) -> None:
-        """Send nothing to `host` for so long."""
+        """Send no request to `host` for some seconds."""
         with self._lock:
             until = self._clock() + seconds
             self._next_of[host] = max(until, self._next_of.get(host, 0.0))
 
 
 class _Answer(NamedTuple):
-    """What an attempt ended with: the image, or the reason why there is none.
+    """The outcome of an attempt: the image, or the reason why there is none.
 
-    redirect: where to ask next. again: whether another attempt may help. pause: seconds that the server asks for.
+    redirect: the next URL. again: whether a retry may succeed. pause: seconds to wait, as stated by the server.
     """
 
     data: bytes = b""
@@ -169,7 +169,7 @@ class _Answer(NamedTuple):
 
 
 class _Request:
-    """A request that is under way, which another thread ends where it takes longer than `seconds`."""
+    """A request in progress, which another thread ends after `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.connection: Any = None
@@ -178,13 +178,13 @@ class _Request:
         self.timer.daemon = True
 
     def uses(self, connection: Any) -> None:
-        """Send it over this connection. Raises ConnectionAbortedError where it has been ended."""
+        """Record the connection in use. Raises ConnectionAbortedError if the request has been ended."""
         self.connection = connection
         if self.is_ended:
             raise ConnectionAbortedError("ended")
 
     def end(self) -> None:
-        """Close its connection: reading from it fails then."""
+        """End the request by shutting down its connection, which makes reads from it fail."""
         self.is_ended = True
         sock = getattr(self.connection, "sock", None)
         if sock is not None:
@@ -195,7 +195,7 @@ class _Request:
 class Fetcher:
     """Fetches images. Threads share it. Raises MissingExtraError without urllib3.
 
-    sleep: waits for so many seconds; None: until `stop` is called, at most.
+    sleep: waits for a number of seconds; by default, `stop` ends the wait.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Fetcher:
         }
 
     def fetch(self, url: str) -> bytes:
-        """The bytes of an image. Raises BadSampleError, which says what happened at the last attempt."""
+        """Fetch the bytes of an image. Raises BadSampleError with the reason why the last attempt failed."""
         reason, count = "", 0
         pause = _FIRST_PAUSE_SECONDS
         while count < self.options.attempts and not self._stopped.is_set():
@@ -235,13 +235,13 @@ class Fetcher:
         raise BadSampleError(f"{NOT_FETCHED}{reason}{attempts}: {without_query(url)}")
 
     def stop(self) -> None:
-        """End what is under way, in all threads, and fetch no more."""
+        """End the requests of all threads, and make no more."""
         self._stopped.set()
         for request in list(self._under_way):
             request.end()
 
     def _follow(self, url: str) -> _Answer:
-        """One attempt, redirects included."""
+        """Make one attempt, following redirects."""
         for _ in range(_MAX_REDIRECTS + 1):
             problem = check_url(url)
             if problem:
@@ -328,7 +328,11 @@ class Fetcher:
         return self._pool if proxy is None or urllib.request.proxy_bypass(parts.hostname or "") else proxy
 
     def _manager(self, proxy: str) -> Any:
-        """Pools of connections to servers, or to a proxy, that requests know, and that check where they lead."""
+        """A manager of connection pools, to servers or to a proxy.
+
+        A connection registers with the current request of its thread; unless it is to a proxy or `private` is set, it
+        refuses private addresses.
+        """
         http, thread = self._http, self._thread
         is_checked = not proxy and not self.options.private
 
@@ -360,7 +364,7 @@ class _PrivateError(Exception):
 
 
 def check_url(url: str) -> str:
-    """Why an address is not asked, "" where it is."""
+    """The reason why a URL cannot be requested, "" if it can."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
@@ -374,7 +378,7 @@ def check_url(url: str) -> str:
 
 
 def without_query(url: str) -> str:
-    """An address as it is stored and shown: its query, its fragment and a user name in it may be credentials."""
+    """A URL as stored and displayed: without query, fragment and user name, since these may contain credentials."""
     scheme, slashes, rest = re.split("[?#]", url, maxsplit=1)[0].partition("://")
     host, slash, path = rest.partition("/")
     return f"{scheme}{slashes}{host.rpartition('@')[2]}{slash}{path}"
@@ -404,12 +408,12 @@ def _urllib3() -> ModuleType:
 Place: TypeAlias = "tuple[Any, ...]"
 
 _KEYS, _CAPTIONS = ("key", "__key__"), ("caption", "text", "alt_text")
-_AHEAD = 4  # requests that are sent or done before they are needed, for each thread
+_AHEAD = 4  # images per thread that may be fetched or requested ahead of time
 _AHEAD_BYTES = 256 << 20
 
 
 class UrlListSource(FileSource):
-    """See the module. The options are those of `packer.sources.url_list.FetchOptions`."""
+    """The images in the list of URLs at `root`. Columns: see the module. options: those of `FetchOptions`."""
 
     kind = "list of addresses"
 
@@ -457,7 +461,7 @@ class UrlListSource(FileSource):
             if key is not None:
                 value = row.get(key)
                 own = checked_name(RelativePath, "" if value is None else str(value), f"{where}: column {key!r}")
-            # The label follows when those of all rows are known; until then, it is the position of the row.
+            # Labels are known when all rows have been read; until then, the position of the row stands for its label.
             builder = parts.setdefault(name, ListingBuilder(len(fields)))
             builder.add([""] * len(fields), place, 0, key=own, label=len(lines))
             lines.append(line)
@@ -476,7 +480,7 @@ class UrlListSource(FileSource):
 
     @contextmanager
     def open_files(self) -> Iterator[UrlReader]:
-        if self._fetcher is None:  # kept from shard to shard, with its connections and its pace
+        if self._fetcher is None:  # kept for the next shards, with its connections and rate limits
             self._fetcher = Fetcher(self.options)
         with ThreadPoolExecutor(self.options.threads, thread_name_prefix="fetch") as pool:
             reader = UrlReader(self._fetcher, pool)
@@ -494,9 +498,9 @@ class UrlListSource(FileSource):
 
 
 class UrlReader:
-    """Fetches images, those that are expected next ahead of time.
+    """Fetches images, ahead of time if they are expected.
 
-    Those that are done and not read yet have at most 256 MiB, and as much as `threads` images in addition.
+    Images fetched and not yet read take up to 256 MiB, plus up to one image per thread.
     """
 
     def __init__(self, fetcher: Fetcher, pool: ThreadPoolExecutor) -> None:
@@ -509,13 +513,13 @@ class UrlReader:
         self._is_closed = False
 
     def expect(self, places: Sequence[Place]) -> None:
-        """The places that `read` will be called with next, in this order."""
+        """Announce the places that `read` will be called with next, in this order."""
         self._expected.extend(place[0] for place in places)
 
     def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
         url, *fields = place
         self._send()
-        while self._ahead and self._ahead[0][0] != url:  # passed over
+        while self._ahead and self._ahead[0][0] != url:  # expected, but skipped
             self._next()
         image = self._next() if self._ahead else self._fetcher.fetch(url)
         if image is None:
@@ -523,7 +527,7 @@ class UrlReader:
         return (image, *fields)
 
     def close(self) -> None:
-        """Send no more requests."""
+        """Make no further requests; those in progress are not ended."""
         with self._room:
             self._is_closed = True
             self._room.notify_all()
@@ -537,7 +541,7 @@ class UrlReader:
             self._sent += 1
 
     def _fetch(self, url: str, number: int) -> bytes | None:
-        """In a thread: the image, when there is room for it, or when it is the next to be read."""
+        """Fetch an image in a thread, once there is memory for it or it is the next to be read. None after `close`."""
         with self._room:
             self._room.wait_for(lambda: self._bytes < _AHEAD_BYTES or number <= self._read or self._is_closed)
             if self._is_closed:
@@ -548,7 +552,7 @@ class UrlReader:
         return data
 
     def _next(self) -> bytes | None:
-        """The image that was sent for first. Raises BadSampleError."""
+        """The image that was requested first. Raises BadSampleError."""
         data: bytes | None = None
         try:
             data = self._ahead.popleft()[1].result()

@@ -1,22 +1,23 @@
-"""Pascal VOC: images, an XML file of objects for each, lists of the splits, and masks.
+"""Pascal VOC: images, an XML annotation for each, lists of the splits, and masks.
 
     JPEGImages/2007_000027.jpg             the images
     Annotations/2007_000027.xml            objects (`packer.sources.objects`)
-    ImageSets/Main/train.txt, val.txt …    the names of the images of a split; trainval where there is neither
-    SegmentationClass/2007_000027.png      the class of each pixel: a field mask, as it is
-    SegmentationObject/2007_000027.png     the object of each pixel: a field instance_mask, as it is
+    ImageSets/Main/train.txt, val.txt …    the image names of a split; trainval if there is neither train nor val
+    SegmentationClass/2007_000027.png      the class of each pixel: the field mask
+    SegmentationObject/2007_000027.png     the object of each pixel: the field instance_mask
 
-    image         as it is
-    boxes         of every object, difficult ones included. Corners are counted from 1 and belong to the box, so it runs
-                  from xmin - 1 to xmax
-    box_labels    int64 [k]: the class, of the 20 of VOC where only those occur, so that a mask has the class + 1; else
-                  of the names that occur, sorted
+    image         the file, unchanged
+    boxes         those of all objects, difficult ones included. Corners are inclusive and counted from 1, so a box
+                  extends from xmin - 1 to xmax
+    box_labels    int64 [k]: the class. If only the 20 classes of VOC occur, they are numbered as in VOC, so that the
+                  value in a mask is the class + 1; other names are numbered in sorted order
     json          the annotation: difficult, truncated, pose, parts
 
-Without lists all images are one split. An image without an annotation has no boxes, which is not the same as none.
-Annotations and masks count in stored pixels, unless their size says otherwise, and are turned as the image is.
+Without lists, all images are one split. An image without an annotation has no field boxes; if its annotation has no
+objects, the field is empty. Annotations and masks refer to stored pixels, unless their size says otherwise, and are
+rotated with the image. Masks are otherwise unchanged.
 
-Files of a sample: the image, the annotation, the mask and the mask of objects, None for one that is not there.
+Files of a sample: the image, the annotation, the class mask and the object mask; a missing one is None.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ _MAX_LIST_BYTES = 64 << 20
 
 
 class VocSource(AnnotatedSource):
-    """See the module. image_sets: the folder in ImageSets whose lists count; None: Main, or the first there is."""
+    """The Pascal VOC set at `root`. image_sets: the folder in ImageSets to use, by default Main, else Segmentation."""
 
     kind = "Pascal VOC"
 
@@ -103,7 +104,7 @@ class VocSource(AnnotatedSource):
         return found
 
     def _lists(self, images: Sequence[str], split: str | None) -> dict[str, Sequence[str]]:
-        """The names of the images of each split."""
+        """The image names of each split."""
         wanted = None if self.image_sets is None else checked_name(RelativePath, self.image_sets, "image_sets")
         folders = [self.root / SETS / name for name in ((wanted,) if wanted else ("Main", "Segmentation"))]
         folder = next((folder for folder in folders if folder.is_dir()), folders[0])
@@ -117,7 +118,7 @@ class VocSource(AnnotatedSource):
         return {name: _names_of(self.note(folder / f"{name}.txt")) for name in found} or {split or "train": images}
 
     def _class_names(self, annotations: Mapping[str, str], listed: set[str]) -> tuple[str, ...]:
-        """Those of all objects. What is wrong with an annotation, its worker says."""
+        """The class names of all objects. Damaged annotations are skipped here; a worker reports them."""
         names: set[str] = set()
         for stem in annotations.keys() & listed:
             try:
@@ -137,7 +138,7 @@ class VocSource(AnnotatedSource):
             if unknown is not None:
                 raise BadSampleError(f"an object called {unknown!r}, as none was when the source was listed")
             corners = found.corners - np.array([1.0, 1.0, 0.0, 0.0])
-            corners[:, :2] = np.where(corners[:, :2] == -1, 0, corners[:, :2])  # of programs that count from 0
+            corners[:, :2] = np.where(corners[:, :2] == -1, 0, corners[:, :2])  # from tools that count from 0
             labels = np.array([self._classes[name] for name in found.names], np.int64)
             values = {"boxes": grid_of(image, size).boxes(corners), "box_labels": labels, "json": found.record}
         for field, data in zip(_MASKS, masks, strict=True):
@@ -152,7 +153,7 @@ def _read(path: Path) -> bytes:
 
 
 def _names_of(path: Path) -> Sequence[str]:
-    """The names in a list, without repetition."""
+    """The image names in a list of a split. Raises SourceError for a repeated name."""
     found: dict[str, int] = {}
     for line, content in enumerate(read_text(path, _MAX_LIST_BYTES, "not UTF-8 text").splitlines(), 1):
         words = content.split()
@@ -167,7 +168,7 @@ def _names_of(path: Path) -> Sequence[str]:
 
 
 def _mask(data: Buffer, grid: Grid, field: str) -> Any:
-    """A mask as it is, or turned as the image is."""
+    """A mask, rotated as the image is displayed. Raises BadSampleError if it differs in size from the image."""
     header = read_header(data)
     if (header.height, header.width) != (grid.height, grid.width):
         raise BadSampleError(

@@ -1,34 +1,36 @@
-"""Sets for YOLO: images, and a text file for each with a line an object.
+"""Data sets for YOLO: images, and a text file for each of them, with one line per object.
 
     images/train/1.jpg, labels/train/1.txt     or  train/images/1.jpg, train/labels/1.txt,  or without splits
-    train/1.jpg, train/1.txt                   labels next to their images, as LabelImg and Darknet have them
-    data.yaml                                  names: the classes, a list or by number; kpt_shape: [n, 2 or 3] of poses;
-                                               train, val, test: the splits
-    classes.txt, obj.names, _darknet.labels    the names, one a line, without a data.yaml
-    obj.data                                   train, valid: the splits, as in Darknet, without a data.yaml
+    train/1.jpg, train/1.txt                   labels next to their images, as in LabelImg and Darknet
+    data.yaml                                  names: the classes, as a list or by number; kpt_shape: [n, 2 or 3] for
+                                               poses; train, val, test: the splits
+    classes.txt, obj.names, _darknet.labels    the class names, one per line, if there is no data.yaml
+    obj.data                                   train, valid: the splits, as in Darknet, if there is no data.yaml
 
-A line has a class number and parts of the width and height of the image as it is displayed:
+A line has a class number, then coordinates as fractions of the width and height of the displayed image:
 
     5 numbers              class, centre x and y, width, height
-    7 and more, odd        class, x and y of an outline of three points or more; its box is the smallest around it
+    7 and more, odd        class, x and y of three or more points of an outline; the box is its bounding box
     with kpt_shape         class, centre x and y, width, height, then x, y (and whether it is labelled) of n points
 
-    image         as it is
+    image         the file, unchanged
     boxes         in pixels
     box_labels    int64 [k]
-    mask          classes as `packer.sources.objects.class_mask` paints them, where any file has outlines
-    points        float32 [k, n, 2], NaN where a point is not labelled, where data.yaml has a kpt_shape
-    json          {"outlines": [[[x, y], …] or null for each box]} in pixels, where any file has outlines
+    mask          the class mask drawn by `packer.sources.objects.class_mask`, if any label file has outlines
+    points        float32 [k, n, 2], NaN for points that are not labelled, if data.yaml has a kpt_shape
+    json          {"outlines": [[[x, y], …] or null for each box]} in pixels, if any label file has outlines
 
-An image without a label file has no objects, as in training with YOLO; in a split without labels they are not known.
+In a split with labels, an image without a label file has no objects, as in YOLO training. In a split without labels,
+objects are unknown.
 
-The splits of data.yaml are folders, or text files with a path a line, or lists of these. They count from `path`, which
-counts from the folder of data.yaml; a line of a text file may also count from the folder of that. A path that leads out
-of the source is refused, but for the "../" that Roboflow writes; a link in the source may lead anywhere. A set is often
-moved after its data.yaml was written: where nothing that it names is there, folders are the splits, with a warning. The
-labels of an image are found as Ultralytics finds them: "labels" for the last "images" of its path; else beside it.
+The splits in data.yaml are folders, text files with one path per line, or lists of these. They are relative to `path`,
+which is relative to the folder of data.yaml; lines of a text file may also be relative to its folder. Paths that lead
+out of the source are refused, except for the "../" that Roboflow writes; links in the source may lead anywhere. Data
+sets are often moved after data.yaml was written: if none of its paths exists, the folders are the splits, with a
+warning. Labels are found as in Ultralytics: in the path of the image, the last "images" (else the first) becomes
+"labels"; without an "images", they are next to the image.
 
-Files of a sample: the image, and its labels, None where there are none; then whether its split has labels.
+Place: the image, and its label file or None; then whether its split has labels.
 """
 
 from __future__ import annotations
@@ -58,16 +60,16 @@ _DARKNET = "obj.data"
 _MAX_TEXT_BYTES, _MAX_LIST_BYTES, _MAX_LABEL_BYTES = 1 << 20, 256 << 20, 16 << 20
 _MAX_CLASSES, _MAX_POINTS, _MAX_PATHS = 65_534, 1024, 10_000
 _ABOVE = re.compile(r"\A(?:\.\./)+")
-_SLACK = 0.01  # of the width or height, by which programs overshoot
+_SLACK = 0.01  # the part of the width or height by which coordinates may lie outside, due to imprecise tools
 _KINDS = {"image": "image", "boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points", "json": "json"}
 _ALONE, _NOT_READ = "labels without an image", "not an image, nor labels"
 
 
 class _About(NamedTuple):
-    """What the set says of itself.
+    """The metadata of a set, from data.yaml or Darknet's files.
 
-    pose: points, and numbers of each. base: what paths of splits count from, relative to the root.
-    splits: the paths of each, as they are written, in the file `path`.
+    pose: the number of points, and of values per point. base: the folder that split paths are relative to, from the
+    root. splits: the paths of each split, as written in the file `path`.
     """
 
     names: tuple[str, ...] = ()
@@ -78,7 +80,7 @@ class _About(NamedTuple):
 
 
 class YoloSource(AnnotatedSource):
-    """See the module."""
+    """The YOLO set at `root`."""
 
     kind = "YOLO set"
 
@@ -120,7 +122,7 @@ class YoloSource(AnnotatedSource):
         return listing
 
     def _leave_out(self, listing: SourceListing, tree: Sequence[TreeFile], used: set[str], folders: set[str]) -> None:
-        """The files that are neither in a split nor read for one, with the reason. folders: of images."""
+        """Report the files that are neither in a split nor read for one, with the reason. folders: those of images."""
         alone: list[str] = []
         reasons: dict[str, list[str]] = {"in no split": [], _ALONE: alone, _NOT_READ: []}
         for path in (file.path for file in tree if file.path not in used and self.root / file.path not in self._stamps):
@@ -137,14 +139,14 @@ class YoloSource(AnnotatedSource):
         try:
             with of_sample(label):
                 return any(len(words) > 5 for words in _lines_of(read_regular(self.root / label, _MAX_LABEL_BYTES)))
-        except BadSampleError:  # the worker says what is wrong with it
+        except BadSampleError:  # the worker reports it
             return False
 
     # --- the splits ---
     def _splits(
         self, one: str, images: Mapping[str, TreeFile], warnings: list[str]
     ) -> dict[str, tuple[str, Sequence[str]]]:
-        """The folder, and the images, of each split. one: the name of what has no splits."""
+        """(folder, images) of each split. one: the name of the split if there is only one, unnamed."""
         found: dict[str, tuple[str, Sequence[str]]] = {}
         missing: list[str] = []
         for name, texts in self._about.splits.items():
@@ -166,9 +168,9 @@ class YoloSource(AnnotatedSource):
         return found or {name or one: (folder, _below(folder, images)) for name, folder in folders.items()}
 
     def _resolved(self, name: str, text: str) -> str | None:
-        """The file or folder that a path of data.yaml means, relative to the root; None where it is not there.
+        """The file or folder for a path in data.yaml, relative to the root; None if it does not exist.
 
-        Raises SourceError where it is outside of the root.
+        Raises SourceError if it is outside of the root.
         """
         there = next((path for path in self._meant(text) if os.path.exists(self.root / path)), None)
         if there is None and os.path.exists(self.root / self._about.base / text):
@@ -179,9 +181,10 @@ class YoloSource(AnnotatedSource):
         return there
 
     def _meant(self, text: str, folder: str | None = None) -> Iterator[str]:
-        """What a path may mean, relative to the root, the likeliest first. folder: of the list that has it, or None.
+        """The possible locations of a path, relative to the root, the likeliest first.
 
-        The name of a folder above the set, "../" or "data/", is left out where Roboflow and Darknet write it.
+        folder: that of the list that contains the path, or None. A leading "../" or "data/", which Roboflow and Darknet
+        write, is also tried without.
         """
         folders = () if folder is None else (folder,)
         if folder is None or not text.startswith("./"):
@@ -193,7 +196,7 @@ class YoloSource(AnnotatedSource):
                     yield inside
 
     def _inside(self, path: str) -> str | None:
-        """A path relative to the root, "" for that itself; None where it leads out of it."""
+        """A path made relative to the root, "" for the root itself; None if it leads out of the root."""
         for base in self._bases:
             whole = os.path.normpath(os.path.join(base, path))
             if f"{whole}/".startswith(f"{base.rstrip('/')}/"):
@@ -203,7 +206,7 @@ class YoloSource(AnnotatedSource):
     def _images_of(
         self, paths: Sequence[str], images: Mapping[str, TreeFile], warnings: list[str]
     ) -> tuple[str, Sequence[str]]:
-        """The folder, and the images, of folders and lists."""
+        """(common folder, images) of some folders and lists of images."""
         chosen: list[str] = []
         for path in paths:
             if os.path.isdir(self.root / path):
@@ -218,7 +221,7 @@ class YoloSource(AnnotatedSource):
         return folder, sorted({*chosen}, key=order.__getitem__)
 
     def _named_in(self, path: str, images: Mapping[str, TreeFile], warnings: list[str]) -> list[str]:
-        """The images that a text file names, one a line."""
+        """The images listed in a text file, one per line. Raises SourceError for a path without an image."""
         where, found = self.note(self.root / path), []
         for line, text in enumerate(map(str.strip, read_text(where, _MAX_LIST_BYTES).splitlines()), 1):
             image = next((image for image in self._meant(text, posixpath.dirname(path)) if image in images), None)
@@ -233,7 +236,7 @@ class YoloSource(AnnotatedSource):
             warnings.append(f"{where}: {count} that repeat an image; a set holds a sample once")
         return found
 
-    # --- what the set says of itself ---
+    # --- metadata ---
     def _read_about(self, warnings: list[str]) -> _About:
         paths = [self.root / name for name in YOLO_NAMES if (self.root / name).exists()]
         lines = {path: read_text(self.note(path), _MAX_TEXT_BYTES).split("\n") for path in paths}
@@ -315,7 +318,7 @@ class YoloSource(AnnotatedSource):
         return values
 
     def _numbers(self, words: Sequence[str], line: int) -> Any:
-        """A class, and at least four parts of the image. Raises BadSampleError."""
+        """The numbers in a line: a class, then at least four fractions of the image. Raises BadSampleError."""
         try:
             numbers = np.array([float(word) for word in words])
         except ValueError as error:
@@ -333,7 +336,7 @@ class YoloSource(AnnotatedSource):
             raise BadSampleError(f"line {line}: {words[0]!r:.40} is not the number of a class, 0 to {most - 1}")
         parts = numbers[1:].copy()
         if points and each == 3:
-            parts[6::3] = 0  # whether a point is labelled
+            parts[6::3] = 0  # whether a point is labelled: not a coordinate
         if not ((parts >= -_SLACK) & (parts <= 1 + _SLACK)).all():
             raise BadSampleError(f"line {line}: a number is not a part of the image, 0 to 1: in pixels?")
         return numbers
@@ -347,12 +350,12 @@ def _samples(folder: str, pairs: Iterator[tuple[TreeFile, TreeFile | None]], is_
 
 
 def _below(folder: str, images: Mapping[str, TreeFile]) -> Sequence[str]:
-    """The images in a folder, and in those below."""
+    """The images in a folder, at any depth."""
     return [path for path in images if not folder or path.startswith(f"{folder}/")]
 
 
 def _label_paths(path: str) -> Iterator[str]:
-    """Where the labels of an image may be: "labels" for the last, or first, "images" of its path; else beside it."""
+    """The possible paths of an image's labels: "labels" for the last or first "images"; else next to the image."""
     stem = path.rpartition(".")[0]
     parts = stem.split("/")
     places = [place for place, name in enumerate(parts[:-1]) if name == "images"]
@@ -363,7 +366,7 @@ def _label_paths(path: str) -> Iterator[str]:
 
 
 def _paths(value: Any, name: str, path: Path) -> list[str]:
-    """One path or several. Raises SourceError."""
+    """The paths in a value of data.yaml: one or a list. Raises SourceError."""
     found = value if isinstance(value, list) else [value]
     if len(found) > _MAX_PATHS or not all(isinstance(text, str) and text and "\0" not in text for text in found):
         raise SourceError(f"{path}: {name} is {value!r:.80}, expected a path, or a list of paths, up to {_MAX_PATHS:,}")
@@ -379,7 +382,7 @@ def _checked(names: Sequence[Any], path: Path) -> tuple[str, ...]:
 
 
 def _lines_of(text: bytes) -> Iterator[list[str]]:
-    """The words of each line that has some."""
+    """The words of each line that is not blank. Raises BadSampleError."""
     try:
         return (words for line in text.decode().splitlines() if (words := line.split()))
     except UnicodeDecodeError as error:

@@ -1,10 +1,12 @@
-"""Zip archives of image trees: the central directory names the members, each is read where it is, stored or deflated.
+"""Zip archives of image trees, read without extracting them; members may be stored or deflated.
 
-The directory is parsed once, when the archive is listed; workers read a member's local header and its data.
-Place: (offset of the local header, bytes in the archive, bytes unpacked, CRC-32, how it is packed). Sizes are
-bounded before memory is taken for them, the CRC-32 of every member is verified, and members that overlap are
-refused. (PKWARE, APPNOTE.TXT 6.3: 4.3.7 local file header, 4.3.12 central directory, 4.4.4 general purpose
-bit flag.)
+The central directory is parsed once, when the archive is listed; workers read a member's local header and data. Sizes
+are checked before memory is allocated, the CRC-32 of every member is verified, and archives with overlapping members
+are refused.
+
+Place: (offset of the local header, bytes in the archive, bytes unpacked, CRC-32, compression method).
+
+(PKWARE, APPNOTE.TXT 6.3: 4.3.7 local file header, 4.3.12 central directory, 4.4.4 general purpose bit flag.)
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ _BOMB_BYTES, _BOMB_RATIO = 1 << 30, 1000
 
 
 class ZipSource(FileSource):
-    """The members of the archive at `root`."""
+    """The images in the zip archive at `root`."""
 
     kind = "archive"
 
@@ -59,7 +61,7 @@ class ZipSource(FileSource):
 
 
 def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]:
-    """The files of an archive. Raises SourceError for a broken one."""
+    """The files in an archive; others are appended to `left_out`. Raises SourceError for a damaged archive."""
     with refusing(root, "not a zip archive, or truncated (its directory comes last)"), zipfile.ZipFile(root) as archive:
         entries = archive.infolist()
     _check_layout(entries, root)
@@ -74,7 +76,7 @@ def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]
             left_out.append((name, reason))
             continue
         ratio = _BOMB_RATIO if entry.file_size > _BOMB_BYTES else _MAX_RATIO
-        is_bomb = entry.file_size > ratio * (entry.compress_size + 1)  # more than anything but a bomb unpacks to
+        is_bomb = entry.file_size > ratio * (entry.compress_size + 1)
         method = _ENCRYPTED_METHOD if entry.flag_bits & _ENCRYPTED else entry.compress_type
         method = _BOMB_METHOD if is_bomb else method
         place = (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, method)
@@ -83,7 +85,7 @@ def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
-    """The name of a member, which many tools write in UTF-8 without the flag for it, not in code page 437."""
+    """The name of a member. Many tools write UTF-8 without setting its flag, which would mean code page 437."""
     try:
         return entry.filename if entry.flag_bits & _UTF8 else entry.filename.encode("cp437").decode("utf-8")
     except UnicodeError:
@@ -91,7 +93,7 @@ def _name(entry: zipfile.ZipInfo) -> str:
 
 
 def _check_layout(entries: Sequence[zipfile.ZipInfo], root: Path) -> None:
-    """Members must lie in the file one after the other: overlapping ones are how a small file makes a large bomb."""
+    """Raise SourceError if members overlap, as in some decompression bombs, or exceed the archive."""
     size, last, last_end = root.stat().st_size, "", 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         end = entry.header_offset + _LOCAL.size + entry.compress_size
@@ -118,7 +120,7 @@ def _reason_against(entry: zipfile.ZipInfo, name: str) -> str:
 
 
 class ZipReader:
-    """Reads members of one archive."""
+    """Reads members of an archive."""
 
     def __init__(self, file: PlainFile) -> None:
         self._file = file
@@ -155,7 +157,7 @@ class ZipReader:
             raise BadSampleError(f"is damaged: {error}") from error
 
     def _start(self, place: tuple[int, int, int, int, int]) -> int:
-        """Where the data of a member begin. Raises BadSampleError for one that is not to be read at all."""
+        """The offset of a member's data. Raises BadSampleError for a member that cannot be read."""
         offset, packed_bytes, size, _, method = place
         if method == _ENCRYPTED_METHOD:
             raise BadSampleError("is encrypted; unpack the archive with its password, and convert the folder")

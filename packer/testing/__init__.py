@@ -1,4 +1,4 @@
-"""The suites of the seams: what every format, source, store, reader and engine must pass, ours and those of others.
+"""Test suites for formats, sources, stores, readers and engines, both packer's and those of other packages.
 
 A test class derives from a suite (`formats.FormatSuite`, `sources.SourceSuite`, …) and supplies its fixtures;
 docs/extending.md has examples. The suites need pytest and hypothesis: pip install 'packer-vision[testing]'.

@@ -1,4 +1,4 @@
-"""Work that is done in forked children, which may be killed, limited, or run out of time."""
+"""Running functions in forked child processes, which may be killed, or limited in memory and time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ __all__ = ["crashes_at", "end_of", "forked", "in_child", "killed_in_child", "lim
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process take so much more address space than it has: a forked child has all that the tests loaded."""
+    """Limit this process to so many bytes of address space beyond its current size.
+
+    The limit is relative, because a forked child starts with everything that the tests have loaded.
+    """
     has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (has + more_bytes, has + more_bytes))
 
@@ -25,9 +28,9 @@ def limit_memory(more_bytes: int) -> None:
 def end_of(
     work: Callable[[], str], outcomes: Sequence[str] = ("done",), *, seconds: int = 60, memory_bytes: int = 0
 ) -> str:
-    """How `work` ends in a child: the outcome that it returns, "traceback" (which is printed), or "signal N".
+    """Run `work` in a child and return how it ended: its return value, "traceback" (printed), "signal N" or "status N".
 
-    memory_bytes: what the child may take more than it has; 0 for any amount.
+    outcomes: the possible return values. memory_bytes: the child's limit beyond its initial size, 0 for none.
     """
     child = os.fork()
     if child == 0:
@@ -49,19 +52,22 @@ def end_of(
 
 
 def in_child(work: Callable[[], object]) -> None:
-    """Run in a child, which must not raise."""
+    """Run `work` in a child; fail the test if it raises."""
     with forked(work):
         pass
 
 
 def killed_in_child(work: Callable[[], object]) -> None:
-    """Run in a child, which must be killed meanwhile."""
+    """Run `work` in a child; fail the test unless the child is killed."""
     with pytest.raises(AssertionError, match="the child ended with -9"):
         in_child(work)
 
 
 def crashes_at(step: int, work: Callable[[], object]) -> bool:
-    """Run in a child that exits at the n-th call that changes the disk; whether it came that far."""
+    """Run `work` in a child that exits at its n-th call that changes the disk; returns whether it got that far.
+
+    step: n, counted from 1.
+    """
 
     def work_until() -> str:
         left = itertools.count(step - 1, -1)
@@ -86,7 +92,7 @@ def crashes_at(step: int, work: Callable[[], object]) -> bool:
 
 @contextmanager
 def forked(work: Callable[[], object]) -> Iterator[None]:
-    """A child runs `work`, which must not raise, while this process does what is in the block."""
+    """Run `work` in a child during the `with` block; fail the test if it raises."""
     child = os.fork()
     if child == 0:
         status = 99

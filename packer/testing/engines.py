@@ -1,6 +1,6 @@
-"""What every engine promises. The checks run where the executor is: in a test, or on rank 0 of MPI.
+"""The test suite of engines. Checks run in the process of the executor: that of the test, or rank 0 of MPI.
 
-A subclass says how a check is run (`checked`). Tasks are functions of this module, which workers import.
+A subclass defines how a check is run (the fixture `run`). Tasks are functions of this module, which workers import.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Run = Callable[[str, Path, Path], None]
 
 
 class Sizes(Silent):
-    """Keeps what a run says of its progress at its end."""
+    """Records the totals and the final progress of a run."""
 
     def begin(self, samples: int, total_bytes: int, done: Any, *, waiting: bool = False) -> None:
         self.total, self._done = (samples, total_bytes), done
@@ -58,7 +58,7 @@ class Sizes(Silent):
 
 
 class Twice(Executor):
-    """Runs each call twice at the same time, and waits for both, as an engine may that believes a worker lost."""
+    """Runs each call twice concurrently and waits for both, as an engine may do that considers a worker lost."""
 
     def __init__(self, engine: Executor) -> None:
         self._engine = engine
@@ -82,7 +82,7 @@ class Twice(Executor):
 
 
 def parts(out: Path) -> int:
-    """How many shards of an unfinished conversion are whole."""
+    """The number of completed shards of an unfinished conversion."""
     try:
         return sum(name.endswith(".part") for name in os.listdir(out / ".packing"))
     except FileNotFoundError:
@@ -103,7 +103,7 @@ def double(number: int, counter: Counter) -> int:
 
 
 def fail_at_3(number: int, counter: Counter) -> int:
-    """The fourth task fails, the others wait until they are stopped."""
+    """A task that fails for 3, and otherwise waits until it is stopped."""
     if number == 3:
         raise OutputError(f"no place for {number}")
     end = time.monotonic() + DEADLINE
@@ -133,7 +133,7 @@ class SlowReader(FolderReader):
 
 
 class Slow(FolderSource):
-    """Takes a while, in workers."""
+    """A source whose reads are slow."""
 
     def open(self) -> SlowReader:
         return SlowReader(str(self.root))
@@ -145,7 +145,7 @@ class Unsendable(FolderSource):
 
 
 def die_once(marker: Path, counter: Counter) -> int:
-    """The first worker that runs this is killed."""
+    """A task that kills the first worker to run it."""
     try:
         os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
     except FileExistsError:
@@ -155,7 +155,7 @@ def die_once(marker: Path, counter: Counter) -> int:
 
 
 def data_of(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of a set, by name, without those that name its source, or have dates."""
+    """The files of a set, by name, without those that contain the name of its source, or dates."""
     return {name: data for name, data in files.items() if name not in ("dataset.json", "README.md", "SHA256SUMS")}
 
 
@@ -198,7 +198,7 @@ def check_a_source_that_cannot_be_sent(engine: Executor, tree: Path, folder: Pat
 
 
 def check_a_set_is_the_same(engine: Executor, tree: Path, folder: Path) -> None:
-    """Of all commands that run shards: the bytes, and what verify says of them."""
+    """All commands that run shards write the same bytes with the engine as without, and these verify."""
     sets = {"a": folder / "local", "b": folder / "engine"}
     with_engine: dict[str, dict[str, Any]] = {"a": {"workers": 1}, "b": {"engine": engine}}
     for name, out in sets.items():
@@ -235,12 +235,12 @@ CHECKS = {name.removeprefix("check_"): value for name, value in globals().items(
 
 
 def run_here(engine: Executor) -> Run:
-    """For the fixture of an engine that this process has opened."""
+    """The value of the fixture `run` for an engine opened by this process."""
     return lambda check, tree, folder: CHECKS[check](engine, tree, folder)
 
 
 def check_on_rank_0(name: str, tree: Path, folder: Path) -> None:
-    """Run all checks in an engine of this name, opened once, and print what each that fails says."""
+    """Run all checks in an engine of this name, opened once, and print the traceback of each check that fails."""
     with packer.open_engine(name) as engine:
         if engine is None:
             return
@@ -254,11 +254,11 @@ def check_on_rank_0(name: str, tree: Path, folder: Path) -> None:
 
 
 class EngineSuite:
-    """The checks, one test each."""
+    """The tests of an engine: one for each check."""
 
     @pytest.fixture
     def run(self) -> Any:
-        """Runs a check: run(name, tree, folder) raises where the engine does not keep the promise."""
+        """A function run(name, tree, folder) that runs a check, and raises if the engine fails it."""
         raise NotImplementedError
 
     @pytest.mark.parametrize("check", CHECKS)

@@ -1,7 +1,7 @@
-"""What every format promises. A subclass names the format and says what differs.
+"""The test suite of formats. A subclass names the format and overrides the hooks where it differs.
 
-The law: what a writer's `finish` says it wrote is what `locate` finds in the file, and reading a range gives the
-payload. A fault in the file is a FormatError or, where the format has nothing to notice it by, harmless.
+The law: the ranges reported by a writer's `finish` are those that `locate` finds in the file, and reading a range gives
+the payload. Damage to the file causes a FormatError; damage that the format cannot detect must be harmless.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JPEG = make_jpeg(1)
 HEADER = parse_header(JPEG)
 IMAGE = {"image": "image"}
 FIELDS = {"image": "image", "mask": "file", "json": "json"}
-FLUSH_BYTES = 4 << 20  # writers hand their bytes to the system from here on
+FLUSH_BYTES = 4 << 20  # more than writers buffer
 GIB = 1 << 30
 
 KEYS = [
@@ -60,20 +60,21 @@ def sample(
 
 
 def two_samples() -> list[PackedSample]:
-    """A small shard with a bit of everything; "b" lacks the mask and the json."""
+    """Two samples for a small shard; the second lacks mask and json."""
     first = sample("d/a", JPEG, label=0, name="d/a.JPEG", mask=b"mask", mask_name="m.png", json=b"{}", header=HEADER)
     return [first, sample("d/b", b"\x80two", label=1, name="d/b.jpg", header=HEADER)]
 
 
 class TooLongError(BaseException):
-    """Not an Exception, so that no handler takes it for an error in the file."""
+    """A test took too long. Not an Exception, so that no handler mistakes it for an error in the file."""
 
 
 @contextmanager
 def bounded(cpu_seconds: float = 10) -> Iterator[None]:
-    """Raise TooLongError in a body that takes more CPU time, or waits: hostile bytes must not run for ever.
+    """Raise TooLongError if the body takes more CPU time, or waits too long: no input may make packer run forever.
 
-    CPU time, because a busy machine takes any time for the same work; waiting, for a FIFO say, takes none.
+    CPU time is limited because elapsed time varies with the load of the machine. A body that waits, for a FIFO say,
+    takes none, so elapsed time has a separate, large limit.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -90,7 +91,7 @@ def bounded(cpu_seconds: float = 10) -> Iterator[None]:
 
 
 def read_range(path: Path, place: tuple[int, int]) -> bytes:
-    """The bytes of a range as any other program would read them."""
+    """Read the bytes of a range, as any other program would."""
     with open(path, "rb") as file:
         return os.pread(file.fileno(), place[1], place[0])
 
@@ -117,7 +118,7 @@ _SUFFIXES = st.sampled_from(["", ".jpg", ".JPEG", ".png", ".json", ".a.b", ".cls
 
 @st.composite
 def any_samples(draw: st.DrawFn) -> list[PackedSample]:
-    """Samples with distinct keys; a payload that is absent or json comes from no file, the others may."""
+    """Samples with distinct keys. Payloads that are present and not json may have the name of a file."""
     samples = []
     for key in draw(st.lists(_KEYS, unique=True, max_size=4)):
         image, mask, json = draw(_PAYLOADS), draw(_PAYLOADS), draw(_PAYLOADS)
@@ -136,10 +137,10 @@ def any_samples(draw: st.DrawFn) -> list[PackedSample]:
 
 
 class FormatSuite:
-    """Subclasses set `name` and, where the format differs, the hooks."""
+    """The tests of a format. Subclasses set `name`, and override hooks where the format differs."""
 
     name: str
-    walks = True  # locate goes through the file sample by sample
+    walks = True  # whether `locate` reads the file sample by sample
 
     @property
     def format(self) -> Format:
@@ -147,19 +148,19 @@ class FormatSuite:
 
     # --- hooks --------------------------------------------------------------------------------------------------
     def beyond_4_gib(self, folder: Path) -> tuple[Path, dict[str, bytes]]:
-        """A sparse shard whose last samples start past 4 GiB: its path, and those samples' images by key."""
+        """A sparse shard whose last samples start past 4 GiB: its path, and the images of these samples by key."""
         raise NotImplementedError
 
     def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
-        """What `locate` should find in the first `size` bytes of a shard; None: it must raise FormatError."""
+        """The samples that `locate` should find in the first `size` bytes of a shard; None for a FormatError."""
         raise NotImplementedError
 
     def flips(self, data: bytes) -> Iterable[int]:
-        """The bytes to flip, and where to cut a shard off: all of them, or those that differ from their neighbours."""
+        """The positions at which to flip bytes and to truncate a shard: all, or a representative selection."""
         return range(len(data))
 
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
-        """Every byte whose damage `locate` or a payload's checksum has to show; the rest may be harmless."""
+        """The positions of all bytes whose damage `locate` or a payload's checksum must detect."""
         raise NotImplementedError
 
     # --- tools --------------------------------------------------------------------------------------------------
@@ -188,7 +189,7 @@ class FormatSuite:
         label_offset: int = 0,
         classes: tuple[str, ...] = (),
     ) -> list[Located]:
-        """Write, locate, compare everything; returns what was found."""
+        """Write samples, locate them and compare everything. Returns the located samples."""
         path, written = self.write(folder, samples, fields, label_offset, classes)
         assert [entry.name for entry in folder.iterdir()] == [path.name], "the writer left other files behind"
         assert written.bytes == path.stat().st_size, "finish() states another size than the file has"
@@ -214,7 +215,7 @@ class FormatSuite:
         return located
 
     def outcome(self, path: Path, options: LocateOptions | None = None) -> list[Located] | None:
-        """What locate finds; None for a FormatError. Any other exception fails the test."""
+        """The samples that `locate` finds; None for a FormatError. Any other exception fails the test."""
         try:
             return list(self.format.locate(path, options or LocateOptions()))
         except FormatError as error:
@@ -222,7 +223,7 @@ class FormatSuite:
             return None
 
     def refused(self, path: Path, match: str | None = None, options: LocateOptions | None = None) -> None:
-        """locate must raise FormatError, in a bounded time, with the file and `match` in the message."""
+        """Check that `locate` raises FormatError in bounded time, with the file and `match` in the message."""
         with bounded(), pytest.raises(FormatError, match=match) as caught:
             list(self.format.locate(path, options or LocateOptions()))
         assert str(path) in str(caught.value), "the message does not say which file"
@@ -249,7 +250,7 @@ class FormatSuite:
         self.check_law(tmp_path, [sample(f"{i:05d}", b"%d" % i, mask=b"m" * (i % 3)) for i in range(1500)])
 
     def test_memory_may_change_after_flush(self, tmp_path: Path) -> None:
-        """Workers read the next samples into the memory of those that are flushed."""
+        """Workers reuse the memory of flushed samples for the next ones."""
         path = tmp_path / self.format.shard_name("train", 0, 1)
         writer = self.format.open_writer(path, ShardSpec("train", FIELDS))
         memory = bytearray(10_000)
@@ -381,7 +382,7 @@ class FormatSuite:
         assert wrong == [], f"cuts of {len(data)} bytes that locate gets wrong"
 
     def test_flipped_bytes(self, tmp_path: Path) -> None:
-        """One bit of each second byte, all bits of the others."""
+        """Flips one bit of every second byte, and all bits of the others."""
         path, _ = self.write(tmp_path, two_samples(), classes=("cat", "dog"))
         data, truth = path.read_bytes(), self.locate(path)
         payloads = [read_range(path, place) for found in truth for place in found.ranges.values()]
@@ -402,7 +403,7 @@ class FormatSuite:
         assert sorted(silent & must_notice) == [], "flips that neither locate nor a checksum would show"
 
     def test_verify_finds_every_flip(self, tmp_path: Path) -> None:
-        """Payloads always; every byte of the file with deep, by the CRC32C of the whole."""
+        """In payloads always; anywhere in the file with `deep`, by the CRC32C of the whole file."""
         for number in range(2):
             image = tmp_path / "in" / "train" / "cat" / f"{number}.jpg"
             image.parent.mkdir(parents=True, exist_ok=True)

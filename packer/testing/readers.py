@@ -1,12 +1,12 @@
-"""What every reader promises.
+"""The test suite of readers.
 
-Random access to n samples, each with a key, a label (or none) and fields of bytes; "image" is the first field and
-nearly every sample has it. One way of reading gives the same bytes as any other, in the order asked for. Sample numbers
-count from 0, or from -1 backwards; one outside is an IndexError, a field that the set or the sample lacks an
-UnknownNameError. What is known of all samples (keys, labels, sizes, headers) has n entries and a fixed dtype.
+A reader gives random access to n samples, each with a key, a label (or none) and fields of bytes; "image" is the first
+field, and nearly every sample has it. All ways of reading return the same bytes, in the requested order. Sample numbers
+count from 0, or backwards from -1. A number out of range raises IndexError; a field that the set or the sample lacks
+raises UnknownNameError. Columns (keys, labels, sizes, headers) have n entries and a fixed dtype.
 
-A reader may be used by threads, after a fork, and in another process after pickling; it is closed at any time and
-opens again with the next read. Bytes that were handed out never change.
+A reader may be used by several threads, after a fork, and in another process after pickling. It may be closed at any
+time, and opens again at the next read. Returned bytes never change.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ DTYPES = (np.uint32, np.uint32, np.uint8, np.uint8, np.uint8, np.uint8)  # of Im
 
 
 def checksums(reader: Any) -> list[int]:
-    """Of all images, read one by one and then all at once, which must be the same."""
+    """The CRC32C of all images, read one by one; reading all at once must give the same."""
     singly = [crc32c(reader.read(i)) for i in range(len(reader))]
     assert singly == [crc32c(data) for data in reader.read_many(range(len(reader)))]
     return singly
 
 
 class ReaderSuite:
-    """Subclasses have the fixtures `reader`, open, and `truth`, what is true of its samples (12 or more).
+    """The tests of a reader. Subclasses define the fixtures `reader` and `truth`, with the 12 or more samples expected.
 
     closed_while_read: whether a thread may close the reader while others read from it.
     """
@@ -61,7 +61,7 @@ class ReaderSuite:
         n, images = len(truth), truth.images
         assert isinstance(reader, readers.Reader) and not isinstance(object(), readers.Reader)
         assert len(reader) == n
-        for _ in range(2):  # what a reader caches of the first time changes nothing
+        for _ in range(2):  # the second time, some readers have a cache
             assert [bytes(reader.read(i)) for i in range(-n, n)] == images * 2
             assert [bytes(data) for data in reader.read_many(range(n))] == images
             assert [bytes(data) for data in reader.stream()] == images
@@ -197,7 +197,7 @@ class ReaderSuite:
         with pytest.raises(SourceError, match="nothing is selected"):
             reader.select(indices=[])
 
-    # --- which set it is ------------------------------------------------------------------------------------------
+    # --- the fingerprint ------------------------------------------------------------------------------------------
     def test_a_fingerprint_that_stays(self, reader: Any) -> None:
         first = reader.fingerprint
         assert isinstance(first, str) and 10 < len(first) < 200
@@ -237,7 +237,7 @@ class ReaderSuite:
         again.close()
 
     def test_threads(self, reader: Any, truth: Truth) -> None:
-        """One of them closes the reader now and then, while the others read."""
+        """One thread repeatedly closes the reader while the others read."""
         n = len(truth)
 
         def work(seed: int) -> int:
@@ -255,7 +255,7 @@ class ReaderSuite:
         with ThreadPoolExecutor(4) as pool:
             assert [result.result(300) for result in [pool.submit(work, seed) for seed in range(4)]] == [0] * 4
 
-    # --- life -----------------------------------------------------------------------------------------------------
+    # --- closing --------------------------------------------------------------------------------------------------
     def test_closed_and_read_again(self, reader: Any, truth: Truth) -> None:
         with reader as same:
             assert same is reader and bytes(reader.read(1)) == truth.images[1]

@@ -1,4 +1,4 @@
-"""The samples that the suites read: a tree of images, a manifest with masks, packed sets, and what is true of them."""
+"""Samples for the suites: a tree of images, a manifest with masks, packed sets, and their expected content."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def files_of(root: Path) -> dict[str, bytes]:
 
 
 def make_image(seed: int, size: tuple[int, int] = (32, 24), format: str = "JPEG", **options: object) -> bytes:
-    """A small image that no other seed gives."""
+    """A small image of random pixels, different for every seed."""
     pixels = np.random.default_rng(seed).integers(0, 256, (size[1] // 4, size[0] // 4, 3), dtype=np.uint8)
     out = io.BytesIO()
     Image.fromarray(pixels).resize(size).save(out, format, **options)
@@ -52,20 +52,20 @@ make_jpeg = make_image
 
 
 def turned_image(number: int, size: tuple[int, int]) -> bytes:
-    """An image with one of the eight orientations of EXIF."""
+    """An image with one of the eight EXIF orientations."""
     exif = Image.Exif()
     exif[0x0112] = 1 + number % 8
     return make_image(number, size, exif=exif)
 
 
 def header(image: bytes) -> tuple[int, ...]:
-    """What `ImageInfo` says of an image."""
+    """The values of `ImageInfo` for an image."""
     media, height, width, components, process, orientation = parse_any(image)
     return height, width, components, process, orientation, MEDIA.index(media)
 
 
 def overwrite(reader: readers.Reader, index: int, data: bytes) -> None:
-    """Put other bytes in the place of a sample, cut or filled with zeros to its length."""
+    """Overwrite the bytes of a sample in its shard; `data` are cut or padded with zeros to its length."""
     extent = reader.byte_range(index)
     assert extent is not None
     shard, offset, length = extent
@@ -76,8 +76,10 @@ def overwrite(reader: readers.Reader, index: int, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Truth:
-    """What is true of n samples. fields: the bytes of each field by sample, None where a sample lacks it; estimated:
-    the sizes of the images are an estimate."""
+    """The expected content of n samples.
+
+    fields: the bytes of each field by sample, None if a sample lacks it. estimated: whether image sizes are estimates.
+    """
 
     keys: list[str]
     labels: list[int]
@@ -97,22 +99,24 @@ class Truth:
         return [header(image) for image in self.images]
 
     def take(self, indices: Sequence[int]) -> Truth:
-        """The same of some of them."""
+        """The expected content of some of the samples."""
         fields = {name: [column[i] for i in indices] for name, column in self.fields.items()}
         keys, labels = [self.keys[i] for i in indices], [self.labels[i] for i in indices]
         return Truth(keys, labels, self.classes, fields, self.estimated)
 
     def recoded(self, image: Callable[[bytes], bytes], estimated: bool) -> Truth:
-        """The same of samples whose images are handed out in another form."""
+        """The expected content if images are returned in another encoding, made by `image`."""
         fields = {**self.fields, "image": [image(data) for data in self.images]}
         return replace(self, fields=fields, estimated=estimated)
 
 
 class Samples:
-    """The files on disk, made on first use; tests may not write to them.
+    """The samples on disk; tests must not write to these files.
 
-    images: a folder of 24 images in three classes, all but one of them JPEGs. manifest: a table of these images, with a
-    mask for two of three and without a label for the last. packed(format): that table packed, seven samples a shard.
+    images: a folder of 24 images in three classes, all but one of them JPEGs.
+    manifest: a table of these images, with masks for two thirds of them and no label for the last.
+    packed(format): the manifest packed, seven samples per shard.
+    of_folder, truth: the expected content of `images` and of `manifest`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -144,7 +148,7 @@ class Samples:
         self.truth = Truth(keys, [*labels[:-1], -1], CLASSES, {"image": [*images], "mask": masks})
 
     def packed(self, to: str = "tar") -> Path:
-        """The directory of the packed set."""
+        """The directory of the set packed to a format, which is made at the first call."""
         if to not in self._packed:
             packer.convert(
                 self.manifest, to=to, output=self.root / to, run=packer.Run(workers=1), shards=packer.Shards(samples=7)

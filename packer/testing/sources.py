@@ -1,12 +1,12 @@
-"""What every source promises.
+"""The test suite of sources.
 
-`list` looks at what is there, without reading the samples where that can be avoided, and gives the same answer each
-time: splits, and in each the samples' keys (unique), labels (a position in `classes`, or -1), original names, and what
-`open` needs to find the bytes. A worker gets the source by pickling, opens it, and reads slices of that listing, in any
-order where the listing says that it `shuffles`. `paths` names every file that is read, so that none is overwritten.
+`list` lists the splits, and for each split the samples' keys (unique), labels (a position in `classes`, or -1),
+original names, and the places that a reader needs to find the bytes. It avoids reading the samples if possible, and
+always gives the same result. Workers receive the source by pickling, open it, and read slices of the listing, in any
+order if the listing `shuffles`. `paths` names every file that is read, so that none of them is overwritten.
 
-What is missing, damaged or made to deceive ends in SourceError (of a packed set also in DatasetError), or in
-BadSampleError for one sample; never in other bytes, and never in another kind of error.
+Missing, damaged or malicious input raises SourceError (for a packed set also DatasetError), or BadSampleError for a
+single sample; it never gives wrong bytes, and never raises any other error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ REFUSED = (SourceError, DatasetError)
 
 @dataclass
 class Found:
-    """What a source has: by split, (key, label, fields) of each sample; an absent field is None."""
+    """The content of a source: by split, (key, label, fields) of each sample; an absent field is None."""
 
     splits: dict[str, list[tuple[str, int, tuple[bytes | None, ...]]]]
     classes: tuple[str, ...] = ()
@@ -43,14 +43,14 @@ class Found:
 
 
 def places(listing: SourceListing, split: str) -> list[tuple[Any, int]]:
-    """As a worker gets them: where each sample is, and how many bytes to make room for."""
+    """(place, size in bytes) of each sample of a split, as a worker receives them."""
     part = listing.splits[split]
     sent = pickle.loads(pickle.dumps(SomeSamples(part, range(len(part)))))
     return [pair for block in sent.slices() for pair in zip(block.places, block.bytes, strict=True)]
 
 
 def payloads(source: Any, wanted: Sequence[tuple[Any, int]], room: int = 1 << 16) -> list[tuple[bytes | None, ...]]:
-    """The bytes of the fields of samples, read as a worker does: into memory that is used again, of `room` bytes."""
+    """The fields of samples, read as a worker does: into memory that is reused. room: its initial size in bytes."""
     arena = Arena(lambda: None, room)
     read = []
     with source.open() as reader:
@@ -61,7 +61,7 @@ def payloads(source: Any, wanted: Sequence[tuple[Any, int]], room: int = 1 << 16
 
 
 def found(source: Any, split: str | None = None) -> Found:
-    """Everything that a source lists and reads."""
+    """List and read everything in a source."""
     listing = source.list(split)
     splits = {
         name: list(zip(part.keys, part.labels, payloads(source, places(listing, name)), strict=True))
@@ -71,10 +71,10 @@ def found(source: Any, split: str | None = None) -> Found:
 
 
 class SourceSuite:
-    """Subclasses have the fixtures `root`, the path of a source that may be damaged, and `truth`, what it has.
+    """The tests of a source. Subclasses define two fixtures: `root`, its path, which tests may damage, and `truth`.
 
-    damages: how often bytes of its files are changed, by a test marked `faults`. changed_bytes: of the beginning of a
-    file, None for all.
+    damages: how many times the test marked `faults` damages files. changed_bytes: limits the damage to the beginning
+    of a file; None for all of it.
     """
 
     damages = 0
@@ -92,14 +92,14 @@ class SourceSuite:
         return packer.open_source(root)
 
     def files(self, root: Path) -> set[Path]:
-        """Those that a conversion must not overwrite."""
+        """The files that a conversion must not overwrite."""
         return {root} if root.is_file() else {path for path in root.rglob("*") if path.is_file()}
 
     def data_files(self, root: Path) -> set[Path]:
-        """Those of them that hold samples."""
+        """The files that contain samples."""
         return self.files(root)
 
-    # --- what is there --------------------------------------------------------------------------------------------
+    # --- listing and reading --------------------------------------------------------------------------------------
     def test_what_it_lists_and_reads(self, root: Path, truth: Found) -> None:
         source = self.open(root)
         assert found(source) == truth
@@ -115,7 +115,7 @@ class SourceSuite:
         assert first.left_out == second.left_out and first.warnings == second.warnings
 
     def test_files_that_change_make_another_listing(self, root: Path) -> None:
-        """So that what is packed already is not taken for it."""
+        """So that samples packed before the change are not reused."""
         before = self.open(root).list(None)
         for path in self.files(root):
             os.utime(path, ns=(1, 1))
@@ -130,7 +130,7 @@ class SourceSuite:
                 self.open(root).list("elsewhere")
 
     def test_room_for_a_sample(self, root: Path, truth: Found) -> None:
-        """The size in a listing is enough to read a sample into as much memory and one byte, or 0: not known."""
+        """A sample can be read into memory of the size in the listing plus one byte; a size of 0 is unknown."""
         source = self.open(root)
         listing = source.list(None)
         if listing.estimated:
@@ -189,13 +189,13 @@ class SourceSuite:
                     present = {f: data for f, data in zip(truth.fields, fields, strict=True) if data is not None}
                     assert {f: bytes(data) for f, data in sample.fields.items()} == present, key
 
-    # --- what goes wrong ------------------------------------------------------------------------------------------
+    # --- errors ---------------------------------------------------------------------------------------------------
     def test_nothing_there(self, root: Path, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="no such file or directory"):
             self.open(tmp_path / "nowhere" / root.name).list(None)
 
     def test_files_that_go_away(self, root: Path) -> None:
-        """After they were listed."""
+        """Removes files after they have been listed."""
         source = self.open(root)
         listing = source.list(None)
         for path in self.files(root):
@@ -205,7 +205,7 @@ class SourceSuite:
                 payloads(source, places(listing, name))
 
     def test_files_cut_short(self, root: Path, truth: Found) -> None:
-        """At several places; what is left ends in an error, or in samples that are true."""
+        """Truncated files cause an error, or give correct samples."""
         whole = {path: path.read_bytes() for path in self.data_files(root)}
         for keep in (0.0, 0.3, 0.6, 0.99):
             for path, data in whole.items():
@@ -229,12 +229,12 @@ class SourceSuite:
                 assert (key, fields[0]) in true or self.whole_files(root), f"{key}: other bytes"
 
     def whole_files(self, root: Path) -> bool:
-        """Whether samples are files as they are, of which nothing says how long they should be."""
+        """Whether samples are whole files, so that truncation cannot be detected."""
         return False
 
     @pytest.mark.faults
     def test_bytes_that_change(self, root: Path) -> None:
-        """A few, or the end of a file is missing: each time it is one of our errors, or what can be read."""
+        """Damaged bytes and truncated files must raise one of packer's errors, or leave the source readable."""
         draw, refused = random.Random(1), 0
         for _ in range(self.damages):
             path = draw.choice(sorted(self.files(root)))

@@ -1,15 +1,15 @@
-"""What every store promises.
+"""The test suite of stores.
 
-Bytes at extents: (row, shard, offset, length), of which the row is a number that caches use as their key. `read` gives
-them in the order asked for, `read_one` one of them; `prefetch` announces what will be read, and changes nothing else.
-Views that were handed out stay as they are and cannot be written.
+A store returns the bytes at extents (row, shard, offset, length); row is a number that caches use as a key. `read`
+returns several in the requested order, `read_one` a single one. `prefetch` announces extents that will be read, and has
+no other effect. Returned views are read-only and never change.
 
-A shard that is missing, or not as large as it was when the store was opened, is a StaleIndexError, and so is an extent
-that leads beyond the end of its shard: never other bytes, fewer bytes, or another kind of error. Other shards stay
-readable. Negative offsets and lengths are not part of the contract.
+A shard that is missing, or whose size has changed since the store was opened, raises StaleIndexError, and so does an
+extent beyond the end of its shard; a store never returns wrong or fewer bytes, or raises another error. Other shards
+stay readable. Negative offsets and lengths are not part of the contract.
 
-Stores pickle by what they were opened with; threads share them, they work in forked children, and one that was closed
-opens again with the next read.
+Stores pickle as the arguments with which they were opened. They can be shared by threads and used in forked children,
+and a closed store opens again at the next read.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from packer.testing.children import forked
 
 __all__ = ["NAMES", "SHARDS", "SIZES", "StoreSuite", "extents"]
 
-# Some pages, many, one byte, and none; one is in a folder.
+# Shards of a few pages, many pages, one byte, and none; one is in a folder.
 SHARDS = {"a.bin": 10_000, "folder/b.bin": 300_000, "c.bin": 1, "d.bin": 0}
 NAMES, SIZES = tuple(SHARDS), tuple(SHARDS.values())
 
 
 def extents(places: Iterable[tuple[int, int, int]]) -> Extents:
-    """Of (shard, offset, length); the row follows from the place, so that a repeated place has the same."""
+    """Extents of (shard, offset, length). Rows are derived from these, so that repeated places have equal rows."""
     columns = np.array([*places], np.int64).reshape(-1, 3).T
     row = columns[0] * 1_000_003 + columns[1] * 1009 + columns[2]
     return Extents(row, *columns)
 
 
 def some(seed: int, count: int) -> list[tuple[int, int, int]]:
-    """Places anywhere: near each other and far, overlapping, empty, and up to the ends of shards."""
+    """Random places in the shards: adjacent and distant, overlapping, empty, and up to the ends of shards."""
     rng = random.Random(seed)
     places = []
     for _ in range(count):
@@ -56,16 +56,16 @@ def some(seed: int, count: int) -> list[tuple[int, int, int]]:
 
 
 def digests(store: Store, places: list[tuple[int, int, int]]) -> list[bytes]:
-    """In another process: all at once, which must be what there is one by one."""
+    """The bytes at some places, read all at once; reading them one by one must give the same."""
     found = [bytes(data) for data in store.read(extents(places))]
     assert found == [bytes(store.read_one(*one)) for one in zip(*(c.tolist() for c in extents(places)), strict=True)]
     return found
 
 
 class StoreSuite:
-    """Subclasses say how to `open` a store of the shards NAMES, of SIZES bytes, below a folder.
+    """The tests of a store. Subclasses define `open`, for the shards NAMES of SIZES bytes below a folder.
 
-    beyond: what an extent beyond the end of its shard raises.
+    beyond: the exception for an extent beyond the end of its shard.
     """
 
     beyond: type[Exception] | tuple[type[Exception], ...] = StaleIndexError
@@ -75,7 +75,7 @@ class StoreSuite:
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> Path:
-        """The shards, which may be damaged."""
+        """The folder of the shards, which tests may damage."""
         root = tmp_path / "shards"
         for number, (name, size) in enumerate(SHARDS.items()):
             (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -89,7 +89,7 @@ class StoreSuite:
 
     @pytest.fixture
     def bytes_at(self, root: Path) -> Callable[..., list[bytes]]:
-        """The truth."""
+        """A function that returns the expected bytes at some places."""
         whole = [(root / name).read_bytes() for name in NAMES]
         return lambda places: [whole[shard][offset : offset + length] for shard, offset, length in places]
 
@@ -97,7 +97,7 @@ class StoreSuite:
     @pytest.mark.parametrize("seed", range(2))
     def test_in_the_order_asked_for(self, store: Any, bytes_at: Any, seed: int) -> None:
         places = some(seed, 60)
-        for _ in range(2):  # what a store remembers of the first time changes nothing
+        for _ in range(2):  # the second time, some stores have a cache
             assert [bytes(data) for data in store.read(extents(places))] == bytes_at(places)
             assert digests(store, places[:9] * 2) == bytes_at(places[:9] * 2)
 
@@ -163,7 +163,7 @@ class StoreSuite:
             assert digests(again, places) == bytes_at(places)
         again.close()
 
-    # --- what goes wrong ------------------------------------------------------------------------------------------
+    # --- errors ---------------------------------------------------------------------------------------------------
     @pytest.mark.parametrize(("offset", "length"), [(9_999, 2), (10_000, 1), (0, 10_001), (1 << 62, 1)])
     def test_beyond_the_end_of_a_shard(self, store: Any, bytes_at: Any, offset: int, length: int) -> None:
         for call in (

@@ -1,6 +1,7 @@
-"""Tools around sets and training: they import everything else, and only the command line and `packer` import them.
+"""Tools for sets and training. They import the other packages; only the command line and `packer` import them.
 
-advise      what to pack for a training job                   diagnose   which stage of a loader limits it
-simulate    what a job of many nodes would read               monitor    what a run uses, over time
-doctor      what is ready in this environment                 report     their pages and charts
+advise      how to pack images for a training job           diagnose   the stage of a loader that limits training
+simulate    the reads of a job on many nodes                monitor    the utilisation of a machine over time
+doctor      checks of this environment                      parity     differences of decoders from Pillow
+view        a web page that shows samples                   report     report pages and charts
 """

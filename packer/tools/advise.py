@@ -1,13 +1,13 @@
-"""What to pack for a training job: variants of a sample of the images, measured, and recommendations with reasons.
+"""Advice on how to pack images for a training job, from encodings measured on a sample of them.
 
-A random sample is encoded as `packer convert` would (`packer.conversion.images.reencode`), compared with the originals,
-and decoded as an ImageLoader with one thread does: decode, RandomResizedCrop, flip, from memory. CPU time of the
-process is taken, which other work on the machine changes little, and the variants take turns, so that it changes all
-alike. Nothing is written.
+A random sample is encoded as by `packer convert` (`packer.conversion.images.reencode`), compared with the originals,
+and decoded as by an ImageLoader with one thread: decode, RandomResizedCrop and flip, from memory. The measure is the
+CPU time of the process, on which other work on the machine has little influence. The variants take turns, so any
+influence is the same for all of them. Nothing is written.
 
-Errors are between crops of the original and of the variant, both decoded in full. The box is the same part of the
-image in both, not rounded to pixels, and Pillow resizes it (bilinear with antialiasing) to the size in training. So
-they are those of the variant alone, without the small differences that random crops of another size would have.
+Errors are differences between crops of the original and of the variant, both decoded in full. Both crops show the same
+part of the image, with a box that is not rounded to pixels, and Pillow resizes them (bilinear with antialiasing) to the
+training size. The errors therefore come from the variant alone, not from the rounding of crop boxes.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ __all__ = [
 ]
 
 READERS = ("packer", "dali", "rocal", "webdataset", "tensorflow", "h5py")
-_SPARE = 1.1  # times the rate that training wants: reading and copying batches take CPU time, too
+_SPARE = 1.1  # times the rate that training needs: reading and copying batches take CPU time, too
 
 
 # --- The ways to pack images ----------------------------------------------------------------------------------------
-_TRAINED_SIDE, _KEPT_SIDE = 224, 256  # of ImageNet recipes: resized to the second, cropped to the first
+_TRAINED_SIDE, _KEPT_SIDE = 224, 256  # ImageNet recipes resize to the second and crop to the first
 _MAX_SIDES = (500, 400, 256)  # for crops of 224 pixels
-_LARGE_SIDE = 1000  # in addition, for images more than half as large again
-_ALMOST_ALL = 0.9  # of the images made smaller: keeping the bytes of the others makes no difference
-_PLAIN_MEDIA = ("bmp", "tiff", "gif")  # which packing can only write as PNG
+_LARGE_SIDE = 1000  # in addition, if the median longest side is above 1.5 times this
+_ALMOST_ALL = 0.9  # share of images made smaller, above which keeping the bytes of the others makes no difference
+_PLAIN_MEDIA = ("bmp", "tiff", "gif")  # packing can only re-encode these as PNG
 
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What to try. image_size: side of the crops that training takes, in pixels.
+    """The encodings to try. image_size: side of the training crops, in pixels.
 
-    max_sides, qualities: what to try of each; () for the usual ones.
+    max_sides, qualities: the values to try; () for the defaults.
     """
 
     image_size: int = _TRAINED_SIDE
@@ -81,7 +81,7 @@ class Choices:
     qualities: tuple[int, ...] = ()
 
     def scaled(self, side: int) -> int:
-        """A side for crops of 224 pixels, for those of this job."""
+        """Scale a side meant for crops of 224 pixels to the crops of this job."""
         return round(side * self.image_size / _TRAINED_SIDE)
 
 
@@ -89,8 +89,8 @@ class Choices:
 class Variant:
     """One way to pack images, or to keep them in memory.
 
-    reencode: as conversion takes it; None for the bytes as they are.
-    keep: a form of `readers.cached` in place of it; such images exist in memory only.
+    reencode: the option of conversion; None keeps the original bytes.
+    keep: a form of `readers.cached` instead; images of this form exist in memory only.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Variant:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The options of `packer convert` that make it."""
+        """The options of `packer convert` for this variant."""
         how = self.reencode
         if how is None:
             return ()
@@ -113,7 +113,7 @@ class Variant:
 
     @property
     def suffix(self) -> str:
-        """Part of the name of a set of such images: "max500-q90"."""
+        """Part of the name of a set packed as this variant: "max500-q90"."""
         how = self.reencode
         if how is None:
             return ""
@@ -123,7 +123,7 @@ class Variant:
 
 
 def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[list[Variant], list[str]]:
-    """The variants for images with these headers, the images as they are first; and why some are missing."""
+    """The variants for images with these headers, the original first; and the reasons why some are missing."""
     longest = [max(header.height, header.width) for header in headers]
     shortest = [min(header.height, header.width) for header in headers]
     large = choices.scaled(_LARGE_SIDE)
@@ -165,17 +165,18 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
 
 
 # --- A random sample of a source ------------------------------------------------------------------------------------
-# The same images for the same listing and seed, drawn from all splits together, read in the order of the source (an
-# archive is read once) and checked as in packing. What is no image, or does not decode, is left out and counted.
+# The same listing and seed give the same images. They are drawn from all splits together, read in the order of the
+# source (an archive is read once), and checked as in packing. Files that are not images, or do not decode, are left out
+# and counted.
 _SAMPLE_BYTES = 256 << 20
 _LARGEST_BYTES = 1 << 30
-_DRAWN = 4  # times as many as asked for, where some are not images
+_DRAWN = 4  # at most this many times the images asked for, if some of the samples drawn are not images
 _REASON = 60  # characters
 
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """An image of the sample: its file name or key, its key, its bytes and its header."""
+    """An image of the sample. name: its file name, else its key."""
 
     name: str
     key: str
@@ -185,10 +186,11 @@ class _Image:
 
 @dataclass(slots=True)
 class _Sample:
-    """Images of a source in random order.
+    """Images drawn from a source at random.
 
-    drawn: samples that were read for them. left_out counts by reason those that are not here, examples names the first
-    of each; damaged: those of them that do not decode.
+    drawn: samples read to get them. left_out: the number of samples left out, by reason. examples: the name of the
+    first one, by reason. damaged: the number of those left out because they do not decode. remarks: the number of
+    images and the name of the first one, by remark.
     """
 
     images: list[_Image] = field(default_factory=list)
@@ -199,7 +201,7 @@ class _Sample:
     remarks: dict[str, tuple[int, str]] = field(default_factory=dict)
 
     def add(self, samples: Slice, i: int, image: Buffer | None, listing: SourceListing) -> None:
-        """Take the i-th of some samples, decoded in full to see that it is whole."""
+        """Add the i-th of some samples, if it is an image that decodes in full."""
         name = samples.names[i][0] or samples.keys[i]
         self.drawn += 1
         try:
@@ -226,7 +228,7 @@ class _Sample:
 
 
 def _draw(source: Source, listing: SourceListing, count: int, seed: int, watcher: Watcher) -> _Sample:
-    """Draw `count` images, or all where there are fewer. Raises SourceError where none can be read."""
+    """Draw `count` images, or all if there are fewer. Raises SourceError if none can be read."""
     listed = sum(map(len, listing.splits.values()))
     limit, sample = min(listed, _DRAWN * count), _Sample()
     chosen = Permutation(listed, seed, purpose="advise").forward(np.arange(limit, dtype=np.int64))
@@ -254,7 +256,7 @@ def _draw(source: Source, listing: SourceListing, count: int, seed: int, watcher
 
 
 def _in_order(listing: SourceListing, numbers: npt.NDArray[np.int64]) -> Iterator[tuple[Slice, int]]:
-    """(slice, position in it) of samples by rising numbers over all splits."""
+    """Yield (slice, position in the slice) of samples, given by ascending numbers over all splits."""
     first = 0
     for part in listing.splits.values():
         inside = numbers[(numbers >= first) & (numbers < first + len(part))]
@@ -264,19 +266,19 @@ def _in_order(listing: SourceListing, numbers: npt.NDArray[np.int64]) -> Iterato
 
 
 # --- Measuring ------------------------------------------------------------------------------------------------------
-_COMPARE_SHARE = 0.7  # of the time, until which images are encoded and compared
+_COMPARE_SHARE = 0.7  # of the time, for encoding and comparing images
 _LEAST_IMAGES, _COMPARED, _TIMED = 3, 64, 48
-_CROPS = 2  # of each image that is compared
+_CROPS = 2  # per compared image
 _MOST_BYTES = 512 << 20  # of encoded images in memory
 _LEAST_ROUNDS, _MOST_ROUNDS = 3, 25
-_ROUND_SHARE = 0.1  # of the time, that one round may take
+_ROUND_SHARE = 0.1  # of the time, at most, for one round
 _LEAST_ROUND_SECONDS = 0.02  # CPU time of a variant in a round: clocks count in milliseconds
 Pixels = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A value with an interval that holds the true one in about 95 % of all cases; inf is an unknown upper end."""
+    """A value with the ends of an interval around it. high: inf if unknown."""
 
     value: float
     low: float
@@ -284,21 +286,22 @@ class Estimate:
 
     @property
     def most(self) -> float:
-        """The upper end; the value where one sample gives no interval."""
+        """The upper end; the value if the upper end is unknown."""
         return self.high if math.isfinite(self.high) else self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a variant takes. Times are CPU seconds of one image by one thread; errors are of 255.
+    """The measured size, speed and error of a variant. Times are CPU seconds of one thread for one image.
 
-    images: how many were measured. unchanged: the share of them whose bytes stay as they are.
-    refused: images that cannot be encoded so, and why the first of them.
-    image_bytes: of one image; set_bytes: of all images of the source.
-    decode: decode, RandomResizedCrop and flip; low and high are the second and the last but one of the rounds.
-    encode: 0 for the images as they are.
-    error: mean difference of pixel values from the original. worst: the same of the worst crop. largest: difference of
-    one value. psnr: in dB over all crops, None where nothing differs.
+    images: number of images encoded. unchanged: the share of them whose bytes stay the same.
+    refused: number of images that cannot be encoded as this variant; reason: the error of the first one.
+    image_bytes: mean of an image. set_bytes: all images of the source, with a 95 % interval.
+    decode: decode, RandomResizedCrop and flip. low and high are the second-fastest and second-slowest round, or the
+    fastest and slowest of three rounds.
+    encode: 0 for the original.
+    error: mean absolute difference of pixel values from the original, on a scale of 255. worst: mean difference of the
+    worst crop. largest: largest difference of one value. psnr: in dB over all crops, None without any difference.
     """
 
     variant: Variant
@@ -318,9 +321,10 @@ class Measured:
 
 @dataclass(slots=True)
 class _Trial:
-    """A variant with its images so far, by position in the sample.
+    """A variant with the images measured so far, by position in the sample.
 
-    differences: (mean, mean square, largest) of each crop. rounds: CPU seconds of decoding an image.
+    differences: (mean, mean square, largest) of each crop. rounds: CPU seconds to decode and augment an image, of each
+    round.
     """
 
     variant: Variant
@@ -334,7 +338,7 @@ class _Trial:
     rounds: list[float] = field(default_factory=list)
 
     def encode(self, i: int, image: _Image) -> Buffer | None:
-        """The image as this variant; None where it is refused."""
+        """Encode the image as this variant; None if that is refused."""
         how, started = self.variant.reencode, time.thread_time()
         data: Buffer = image.data
         try:
@@ -351,7 +355,7 @@ class _Trial:
         return data
 
     def measured(self, sample: _Sample, total: int, common: Sequence[int]) -> Measured:
-        """The result over the images that were compared (`common`). total: images of the source."""
+        """The result; errors are over the compared images in `common`. total: number of images in the source."""
         sizes, rounds = [*self.sizes.values()], sorted(self.rounds)
         whole = [len(image.data) for image in sample.images] if self.variant.is_original else sizes
         inner = rounds[1:-1] if len(rounds) > 3 else rounds
@@ -379,13 +383,13 @@ def _measure(
     sample: _Sample, total: int, variants: Sequence[Variant], image_size: int, scale: tuple[float, float],
     seconds: float, watcher: Watcher,
 ) -> list[Measured]:  # fmt: skip
-    """Measure variants for about `seconds`. Left out are those that every image refuses, or that change none.
+    """Measure variants for about `seconds`, without those that refuse most images or change none.
 
-    scale: range of the areas of crops, as of RandomResizedCrop.
+    scale: range of crop areas, as in RandomResizedCrop.
     """
     start, trials = time.monotonic(), [_Trial(variant) for variant in variants]
     until, stored, done = start + _COMPARE_SHARE * seconds, 0, 0
-    common: list[int] = []  # images that no variant refuses, but for those that refuse all
+    common: list[int] = []  # images encoded by every variant, except by those that have refused all images so far
     watcher.begin(len(sample.images), 0, lambda: (done, 0))
     try:
         for i, image in enumerate(sample.images):
@@ -417,7 +421,7 @@ def _compare(
     i: int, original: bytes, encoded: Sequence[Buffer | None], trials: Sequence[_Trial], image_size: int,
     scale: tuple[float, float],
 ) -> None:  # fmt: skip
-    """Compare crops of an image by all variants with those of the original."""
+    """Compare crops of an image in all variants with the same crops of the original."""
     from readers.augment import RandomResizedCrop
     from readers.augment.recipe import Recipe
 
@@ -465,7 +469,7 @@ def _time(
     images: Sequence[int], trials: Sequence[_Trial], image_size: int, scale: tuple[float, float], until: float,
     seconds: float, watcher: Watcher,
 ) -> None:  # fmt: skip
-    """Decode and augment the same images by all variants in turn, with the same crops, until the time is up."""
+    """Decode and augment the same images with the same crops in all variants, in turn, until the time is up."""
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
 
@@ -482,7 +486,7 @@ def _time(
 
     begin = time.monotonic()
     turn = [loader_of(trial) for trial in trials]
-    first = [_seconds(loader, 0, 1) for loader in turn]  # warms up; also says how many images a round may have
+    first = [_seconds(loader, 0, 1) for loader in turn]  # warms up, and limits the images of a round
     allowed = _ROUND_SHARE * seconds / max(sum(first) * len(images), 1e-9)
     if allowed < 1:
         images = images[: max(_LEAST_IMAGES, int(len(images) * allowed))]
@@ -498,12 +502,12 @@ def _time(
     finally:
         watcher.end()
     of_round = np.mean([trial.rounds for trial in trials], axis=0)
-    for trial in trials:  # a round that was slow for all counts like the others
+    for trial in trials:  # remove the slowness that all variants share in a round
         trial.rounds = (np.array(trial.rounds) * np.median(of_round) / of_round).tolist()
 
 
 def _seconds(loader: Any, epoch: int, count: int) -> float:
-    """CPU seconds of this process for an image, over an epoch `count` times."""
+    """CPU seconds of this process per image, over `count` passes of one epoch."""
     images, started = 0, time.process_time()
     for _ in range(count):
         loader.set_epoch(epoch)
@@ -512,10 +516,11 @@ def _seconds(loader: Any, epoch: int, count: int) -> float:
 
 
 def estimate_total(sizes: npt.NDArray[np.float64], total: int) -> Estimate:
-    """Bytes of all `total` images of a source, from the sizes of n of them, float64 [n].
+    """Estimate the bytes of all `total` images of a source from the sizes of n of them, float64 [n].
 
-    Source: W. G. Cochran, "Sampling Techniques", 3rd ed., 2.8, with the correction for finite populations, so that a
-    sample of everything has no interval; the quantile of Student's t by the first term of its expansion.
+    The interval is the 95 % confidence interval. Source: W. G. Cochran, "Sampling Techniques", 3rd ed., 2.8. The finite
+    population correction makes the interval of a complete sample empty. The quantile of Student's t is the first term
+    of its expansion.
     """
     n = len(sizes)
     value = float(sizes.sum()) * total / n
@@ -528,12 +533,12 @@ def estimate_total(sizes: npt.NDArray[np.float64], total: int) -> Estimate:
     return Estimate(value, max(0.0, value - spread), value + spread)
 
 
-# --- Recommendations: a function of what was measured and of what the job wants -------------------------------------
-# No image is made worse without saying by how much, and that the originals must be kept.
-_BETTER = 1.05  # times the rate of a variant with less error, or it is not worth its error
-_STEP = 1.3  # times the rate of the one before, in a text
-_WORTHWHILE = 0.8  # of the bytes, which an encoding without loss may leave to be recommended for them alone
-# Bytes that a sample takes besides its image, about: docs/performance.md.
+# --- Recommendations: a function of the measurements and the job ----------------------------------------------------
+# Each recommendation of a lossy variant states its error, and to keep the originals.
+_BETTER = 1.05  # times the rate of a variant with less error, to be worth its own error
+_STEP = 1.3  # times the rate of the previous variant, in the list of a reason
+_WORTHWHILE = 0.8  # of the bytes, at most, for a lossless encoding to be recommended for its size alone
+# Approximate bytes of a sample in addition to its image: docs/performance.md.
 _OVERHEAD = {"hdf5": 60, "tfrecord": 300, "tar": 1800}
 _FORMATS = {
     "packer": ("hdf5", "the readers of this package read any format at the same speed"),
@@ -547,10 +552,10 @@ _FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What will read the set. images_per_second: what all GPUs of a node want together, None if unknown.
+    """The job that will read the set. Raises ValueError.
 
-    gpus: of a node. reader: one of READERS. max_error: the largest mean error that is acceptable, of 255.
-    Raises ValueError.
+    images_per_second: the rate that all GPUs of a node need together; None if unknown. gpus: per node. reader: one of
+    READERS. max_error: the largest acceptable mean error, on a scale of 255.
     """
 
     images_per_second: float | None = None
@@ -571,7 +576,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """One thing to do. choice: what; reason: the figures it follows from; commands: to run."""
+    """A recommendation. choice: the thing to do; reason: the figures behind it; commands: the commands to run."""
 
     topic: str
     choice: str
@@ -581,12 +586,12 @@ class Recommendation:
 
 @dataclass(frozen=True)
 class Facts:
-    """What was measured and asked for, from which all recommendations follow.
+    """The measurements and the job, from which all recommendations follow.
 
-    source: as the user named it. name: of a set that is made of it. packed: the format of a packed set, "" for another
-    source. flags: the options with which `packer convert` opens it. splits: images by split.
-    drawn: samples that were read; damaged: those of them that do not decode.
-    cpus: that this process may use. measured: the images as they are first.
+    source: path or address of the source. name: name of a set made of it. packed: the format if the source is a packed
+    set, else "". flags: the options with which `packer convert` opens it. splits: number of images by split.
+    drawn: number of samples read; damaged: number of those that do not decode.
+    cpus: number of CPUs usable by this process. measured: the variants, the original first.
     """
 
     source: str
@@ -602,31 +607,31 @@ class Facts:
 
     @property
     def total(self) -> int:
-        """Images in all splits."""
+        """Number of images in all splits."""
         return sum(self.splits.values())
 
     @property
     def original(self) -> Measured:
-        """The images as they are."""
+        """The measurement of the original images."""
         return self.measured[0]
 
     def rate(self, one: Measured) -> float:
-        """Images/s that the CPUs of this machine decode and augment."""
+        """Images/s that the usable CPUs of this machine can decode and augment."""
         return self.cpus / one.decode.value
 
     def keeps_up(self, one: Measured) -> bool:
-        """Whether decoding is fast enough for training; True where its rate is unknown."""
+        """Whether decoding is fast enough for training; True if the rate of training is unknown."""
         wanted = self.job.images_per_second
         return wanted is None or self.rate(one) >= _SPARE * wanted
 
 
 @dataclass(frozen=True)
 class Advice(Facts):
-    """The measured variants, and what follows from them.
+    """The measured variants, and the recommendations that follow from them.
 
-    title: of the source. sampled: images of the sample. left_out: samples that are not images, or damaged, by reason.
-    chosen: the position of the variant to pack. frontier: positions of those with which each gain in images/s costs
-    the least error.
+    title: title of the source. sampled: number of images in the sample. left_out: number of samples that are not images
+    or are damaged, by reason. chosen: position of the variant to pack. frontier: positions of the variants for which a
+    gain in images/s costs the least error.
     """
 
     title: str = ""
@@ -641,7 +646,7 @@ class Advice(Facts):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries; an interval without an upper end has None there."""
+        """The advice as numbers, strings, lists and dictionaries; an unknown upper end is None."""
         plain = asdict(self) | {"total": self.total}
         for entry, one in zip(plain["measured"], self.measured, strict=True):
             entry |= {"images_per_second": self.rate(one), "flags": list(one.variant.flags)}
@@ -681,8 +686,12 @@ def recommend(facts: Facts) -> list[Recommendation]:
 
 
 def choose(facts: Facts) -> Measured:
-    """The variant to pack: as they are where that keeps up, or coefficients in memory do, which lose nothing; else the
-    one with the least error that does, else about the quickest."""
+    """The variant to pack.
+
+    If the original keeps up: the original, or the smallest lossless variant if that is much smaller. If a lossless form
+    in memory keeps up: the original. Otherwise the variant with the least error that keeps up. If none does: the least
+    error of those about as fast as the fastest, or the original if that is about as fast.
+    """
     most = math.inf if facts.job.max_error is None else facts.job.max_error
     allowed = [one for one in facts.measured if not one.variant.keep and one.error <= most]
     enough = [one for one in allowed if facts.keeps_up(one)]
@@ -701,13 +710,13 @@ def choose(facts: Facts) -> Measured:
 
 
 def _lossless_form(facts: Facts) -> Measured | None:
-    """What a cache of this package can keep that keeps up and has the same pixels."""
+    """A form for a cache of this package that keeps up and has the same pixels; None if there is none."""
     forms = (one for one in facts.measured if one.variant.keep and one.psnr is None and facts.keeps_up(one))
     return next(forms, None) if facts.job.reader == "packer" else None
 
 
 def frontier(facts: Facts, gain: float = _BETTER) -> list[Measured]:
-    """The variants with which each gain in images/s, of this factor or more, costs the least error, by rising error."""
+    """The variants to pack that are faster than every variant with less error by `gain` or more, by ascending error."""
     chosen: list[Measured] = []
     for one in sorted(facts.measured, key=lambda one: (one.error, -facts.rate(one))):
         if not one.variant.keep and (not chosen or facts.rate(one) >= gain * facts.rate(chosen[-1])):
@@ -761,7 +770,7 @@ def _why(facts: Facts, chosen: Measured) -> str:
 
 
 def _format(facts: Facts, chosen: Measured) -> tuple[str, str]:
-    """The container to pack, and why."""
+    """The container to pack, and the reason."""
     container, why = _FORMATS[facts.job.reader]
     if facts.job.reader == "packer" and facts.packed:
         return facts.packed, f"{why}, and this set is {facts.packed} already"
@@ -772,8 +781,11 @@ def _format(facts: Facts, chosen: Measured) -> tuple[str, str]:
 
 
 def _shards(facts: Facts, chosen: Measured) -> tuple[Recommendation, tuple[str, ...]]:
-    """Shards of the largest split, and their flags: in samples where images are encoded again, as sizes are cut by the
-    originals."""
+    """The recommended shards of the largest split, and the flags for them.
+
+    `packer convert` sizes shards by the original bytes. If that would give another number of shards, the flags set the
+    number of samples per shard instead.
+    """
     split = max(facts.splits, key=lambda name: facts.splits[name])
     samples, gpus = facts.splits[split], facts.job.gpus
     workers = max(1, facts.cpus // gpus)
@@ -794,7 +806,7 @@ def _shards(facts: Facts, chosen: Measured) -> tuple[Recommendation, tuple[str, 
 
 
 def _as_path(path: str) -> str:
-    """A path that no command takes for an option."""
+    """The path, written so that no command takes it for an option."""
     return f"./{path}" if path.startswith("-") else path
 
 
@@ -802,7 +814,7 @@ def _command(*words: str) -> str:
     return " ".join(map(quoted, words))
 
 
-# --- All of it ------------------------------------------------------------------------------------------------------
+# --- The public function --------------------------------------------------------------------------------------------
 def advise(
     source: str | os.PathLike[str] | Source,
     *,
@@ -818,13 +830,13 @@ def advise(
 ) -> Advice:
     """Measure variants of a random sample of a source, and recommend what to pack.
 
-    source: a packed set, a folder of images, an archive, or anything else that `packer.convert` takes.
-    split: only this one. samples: images to draw. seed: of the draw.
-    seconds: how long to measure, about, after the sample was read.
-    crop_scale: the smallest share of an image's area that a random crop takes.
-    choices, job: what to try, and for which job.
+    source: a packed set, a folder of images, an archive, or any other source of `packer.convert`.
+    split: the only split to sample; None for all. samples: number of images to draw. seed: seed of the draw.
+    seconds: approximate time to measure, after the sample is read.
+    crop_scale: the smallest area of a random crop, as a share of the image's area.
+    choices, job: the encodings to try, and the job to advise on.
     flags: options with which `packer convert` opens the source, for the commands of the recommendations.
-    watcher: is shown the progress.
+    watcher: receives the progress.
 
     Writes nothing. Raises SourceError without images, ValueError for invalid options, and MissingExtraError
     without torch, which the loader needs.
@@ -882,7 +894,7 @@ def advise(
 
 
 def _notes(sample: _Sample, listing: SourceListing, facts: Facts) -> list[str]:
-    """What limits the figures."""
+    """The limits of the measurement."""
     notes = [f"{count} of {sample.drawn} drawn left out: {reason} (the first: {sample.examples[reason]})"
              for reason, count in sample.left_out.most_common()]  # fmt: skip
     notes += [*listing.warnings, *remarks_of([sample.remarks])]
@@ -936,7 +948,7 @@ def advice_lines(advice: Advice, width: int = 110) -> list[str]:
 
 
 def _cells(advice: Advice, one: Measured) -> tuple[str, ...]:
-    """The cells of a variant under _HEADINGS; half of the interval of its size in percent, where that is something."""
+    """The cells of a variant under _HEADINGS; its size with half of the interval in percent, if that rounds above 0."""
     around = 50 * (one.set_bytes.most - one.set_bytes.low) / max(one.set_bytes.value, 1.0)
     size = human_bytes(one.set_bytes.value) + (f" ±{around:.0f} %" if around >= 0.5 else "")
     cells = (one.variant.name, human_bytes(one.image_bytes), size, f"{advice.rate(one):,.0f}")

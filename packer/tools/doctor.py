@@ -1,7 +1,7 @@
-"""Is this environment ready? What `packer doctor` examines: packages, limits, shared memory, storage, GPUs.
+"""The checks of `packer doctor`: packages, limits, shared memory, storage and GPUs.
 
-Optional packages are imported in separate processes: one that is broken may end the process that imports it, and
-a version that is installed is not one that works.
+Optional packages are imported in separate processes, because an installed package may still fail to import, and a
+broken one may crash the process that imports it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,19 @@ from readers.headers.pillow import PLUGINS, missing_plugin
 __all__ = ["Check", "Health", "examine"]
 
 _OURS = ("packer", "readers", "cache")
-_NOT_SHOWN = {"test", "testing", "site", "dev", "all", "s3", "dali-cuda12", "dali-cuda13"}  # nor others' second names
+_NOT_SHOWN = {
+    "test",
+    "testing",
+    "site",
+    "dev",
+    "all",
+    "s3",
+    "dali-cuda12",
+    "dali-cuda13",
+}  # tools for development, and aliases
 _SECONDS = 60.0
 _FEW_FILES, _SMALL_SHM_BYTES = 1024, 128 << 20
-# Of distributions whose module has another name, what to import; else the name with underscores.
+# The import statements of distributions whose module has another name; others are imported by name, with underscores.
 _IMPORTS = {
     "amdsmi": "import amdsmi as m",
     "mpi4py": "import mpi4py as m; m.rc.initialize = False; from mpi4py import MPI; MPI.Get_library_version()",
@@ -52,9 +61,9 @@ _IMPORTS = {
     "pillow-jxl-plugin": "import pillow_jxl as m",
     "pyyaml": "import yaml as m",
 }
-# Distributions that do as well as the one that an extra names.
+# For distributions named by an extra, the distributions accepted instead.
 _OTHERS = {"nvidia-dali-cuda120": "nvidia-dali-cuda130"}
-# What torch sees, and what works there: the same probes that a loader makes when it is opened.
+# The GPUs that torch sees, and the features that work there, found by the probes that a loader makes when it opens.
 _GPUS = """
 import json, torch
 n = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -71,9 +80,9 @@ print(json.dumps(found))
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that was examined. state: "ok", "note" (works, with a limit worth knowing) or "problem".
+    """The result of one check. state: "ok", "note" (works, with a limitation) or "problem".
 
-    advice: what to do, "" where nothing needs to be done.
+    advice: the thing to do; "" if there is nothing to do.
     """
 
     about: str
@@ -84,18 +93,22 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class Health(Result):
-    """All checks, in the order in which they are shown."""
+    """All checks, in display order."""
 
     checks: tuple[Check, ...]
 
     @property
     def problems(self) -> int:
-        """How many checks found what does not work."""
+        """Number of checks that found a problem."""
         return sum(check.state == "problem" for check in self.checks)
 
 
 def examine(directory: str | os.PathLike[str] | None = None) -> Health:
-    """Examine this environment. directory: where sets will be packed to; a small file is written there, and removed."""
+    """Examine this environment.
+
+    directory: the output directory for sets. A temporary directory is made there and removed; None examines the current
+    directory and writes nothing.
+    """
     storage = () if sys.platform == "win32" else _storage(directory)
     return Health((*_install(), *_limits(), *storage, *_extras()))
 
@@ -158,7 +171,7 @@ def _storage(directory: str | os.PathLike[str] | None) -> Iterator[Check]:
         yield Check("/dev/shm", "problem", str(error), "mount a tmpfs there: caches and worker processes need it")
     usable, seen = 0, set[Path]()
     for place, named_by in candidates(None):
-        if place in seen or not (place.is_dir() or named_by.startswith("$")):  # usual on other machines
+        if place in seen or not (place.is_dir() or named_by.startswith("$")):  # a default of other machines
             continue
         seen.add(place)
         kind, refused = "", ""
@@ -232,7 +245,7 @@ def _extras() -> Iterator[Check]:
 
 
 def _codec() -> Check:
-    """Whether this package has its compiled codec of JPEGs, and whether at full speed."""
+    """Check that this package has its compiled JPEG codec, at full speed."""
     about = "JPEG codec"
     if reason := unsupported_reason():
         return Check(about, "note", f"libjpeg decodes JPEGs, and caches cannot keep coefficients: {reason}")
@@ -261,7 +274,7 @@ def _extra(extra: str, needs: list[Requirement], versions: dict[str, str | Excep
 
 
 def _imported(name: str) -> str | Exception | None:
-    """The version of an optional distribution that can be imported; None: not installed; an error: broken."""
+    """The version of an optional distribution; None if it is not installed, an error if it cannot be imported."""
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -291,7 +304,10 @@ def _gpus() -> Iterator[Check]:
 
 
 def _gpu_work(report: Mapping[str, Any]) -> Iterator[Check]:
-    """What ImageLoader(device="cuda") has done where, with the reasons. report: what `_GPUS` prints."""
+    """Whether ImageLoader(device="cuda") decodes and resizes on the GPU or the CPU, with the reasons.
+
+    report: the output of `_GPUS`.
+    """
     decoders = dict(report["decoders"])
     engine = decoders.pop("engine")
     working = [name for name, fault in decoders.items() if not fault]

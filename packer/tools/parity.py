@@ -1,7 +1,8 @@
-"""How far decoders and resizers are from Pillow, on images of a set. Needs torch: `pip install 'packer-vision[torch]'`.
+"""Differences of decoders and resizers from Pillow, on images of a set. Needs torch:
+`pip install 'packer-vision[torch]'`.
 
-Training on one and evaluating with another changes the data in a way that no loss curve shows. Every decoder and
-resizer that runs here is compared with what Pillow makes of the same bytes, or of the same pixels and boxes.
+A model trained with one decoder and evaluated with another sees different data, and no loss curve shows it. Every
+decoder and resizer that runs here is compared with Pillow on the same bytes, or on the same pixels and boxes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _Pixels: TypeAlias = npt.NDArray[np.uint8]
 
 
 class _Batch(NamedTuple):
-    """Encoded images, Pillow's pixels of each, jobs, and Pillow's pixels of each box."""
+    """Encoded images, their pixels by Pillow, their jobs, and the pixels of their boxes by Pillow."""
 
     encoded: list[Buffer]
     decoded: list[_Pixels]
@@ -50,18 +51,19 @@ class _Batch(NamedTuple):
     boxes: list[_Pixels]
 
 
-# Our pixels, Pillow's, and whether the decoder itself took the image.
+# Our pixels, Pillow's pixels, and whether the decoder took the image, rather than the CPU.
 _Compared: TypeAlias = Iterator[tuple[_Pixels, _Pixels, bool]]
 _Contender: TypeAlias = tuple[str, str, Callable[[_Batch], _Compared]]
 
 
 @dataclass(frozen=True, slots=True)
 class Parity:
-    """One contender against Pillow, in steps of 255 over all values of all images.
+    """The differences of one decoder or resizer from Pillow, in pixel values from 0 to 255.
 
-    what: "decoder", "resizer", or "both", for a box decoded and resized as the loader does it. images: how many were
-    compared; by_device: how many of them the decoder itself took, the others having gone to the CPU. mean: absolute
-    difference; worst_image: the largest mean of one image; largest: of one value. reason: why it did not run, else "".
+    what: "decoder", "resizer", or "both" for a box decoded and resized as in the loader. images: number of images
+    compared. by_device: number of images that the decoder took; the CPU decoded the others. mean: mean absolute
+    difference of all values. worst_image: mean difference of the worst image. largest: largest difference of one value.
+    reason: the reason why it did not run, else "".
     """
 
     what: str
@@ -80,10 +82,10 @@ class Parity:
 def compare_with_pillow(
     reader: Reader, *, samples: int = 200, size: int = 224, seed: int = 0, device: torch.device | str = "cpu"
 ) -> list[Parity]:
-    """Compare everything that runs here, on `samples` images drawn by `seed`; boxes are RandomResizedCrop(size)'s.
+    """Compare every decoder and resizer that runs here with Pillow, on `samples` images drawn by `seed`.
 
-    Images that Pillow cannot decode are left out. Raises ValueError for no samples, and BadSampleError where a decoder
-    gives another size than Pillow does.
+    Boxes are drawn as by RandomResizedCrop(size). Images that Pillow cannot decode are left out. Raises ValueError for
+    no samples, and BadSampleError if the size of a decoded image differs from Pillow's.
     """
     if samples < 1 or not len(reader):
         raise ValueError(f"{samples} of {len(reader)} samples leave nothing to compare")
@@ -103,7 +105,7 @@ def compare_with_pillow(
 
 
 def _parity(what: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
-    """rows: the mean difference of each image, its number of values, the largest difference, whether on the device."""
+    """Summarize rows: mean difference of an image, its number of values, largest difference, and by_device."""
     if not rows:
         return Parity(what, name)
     means, values, largest, by_device = zip(*rows, strict=True)
@@ -112,7 +114,7 @@ def _parity(what: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) 
 
 
 def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
-    """Everything that runs here, and why the others do not."""
+    """The decoders and resizers that run here, and those that do not, with the reasons."""
     found: list[_Contender] = []
     missing = []
     for decoder_name in DECODERS[1:]:
@@ -188,7 +190,7 @@ def _resize(renderer: BatchRenderer, batch: _Batch) -> _Compared:
 def _render(
     batch: _Batch, *, decoded: bool, exact_colours: bool = False, form: Coefficients | None = None
 ) -> _Compared:
-    """On the CPU. decoded: from Pillow's pixels; else from the encoded images, or what a cache keeps of them."""
+    """Render boxes on the CPU. decoded: from Pillow's pixels; else from the encoded images, or their cached form."""
     renderer = Renderer()
     images = [with_header(pixels) for pixels in batch.decoded] if decoded else batch.encoded
     for image, pixels, planned, box in zip(images, batch.decoded, batch.jobs, batch.boxes, strict=True):

@@ -1,13 +1,13 @@
-"""Reading at scale, before there is a job: who reads what, when and from where, for each order and each cache.
+"""Simulation of the reads of a training job at scale, for each order and each cache, before the job runs.
 
     found = packer.simulate("imagenet-hdf5", packer.tools.simulate.Job(nodes=1000, ranks=8), caches=[0.0, 0.3])
     for row in found.rows:
         print(row.name, row.source, row.seconds)
 
-No payload is read. Positions come from the schedules of all ranks, samples from the orders, extents from the index,
-requests from the rule that merges reads, what caches keep from `readers.caching`, and what is staged from
-`readers.staging`: the functions that a training job runs, called for all nodes in one process. Only times are a model,
-of the bandwidths that are given (`run_epoch`).
+No payload is read. Schedules give the positions of every rank, orders give the samples, and the index gives the byte
+ranges. `readers.caching` and `readers.staging` decide which samples are cached and staged. A training job runs the same
+functions; here they run for all nodes in one process. The merging of reads into requests is repeated here (`merge`).
+Only times are modelled, from the given bandwidths (`run_epoch`).
 """
 
 from __future__ import annotations
@@ -56,22 +56,22 @@ __all__ = [
 ]
 
 
-# --- What is simulated: the nodes of a job, the shuffles to compare, and what the machine delivers.
+# --- The parameters: the nodes of a job, the orders to compare, and the bandwidths of the machine.
 ORDERS = ("global", "block", "node-local", "staged-first", "stored")
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A training. Raises ValueError.
+    """A training job. Raises ValueError.
 
-    nodes, ranks: nodes, and ranks of each; rank r is on node r // ranks.
-    batch_size: samples of one rank in a step.
-    step_seconds: a training step that never waits for data.
-    epochs: how many to simulate, from epoch 0.
-    prefetch: batches that each rank has ahead.
-    tail: "drop_last", or "exact": what the last positions of an epoch are for.
-    peers: nodes serve each other from their caches; see `Holding`.
-    most_reads: of an epoch, to simulate; of larger ones some nodes are simulated, at least 8.
+    nodes, ranks: number of nodes, and of ranks on each node; rank r is on node r // ranks.
+    batch_size: samples per rank and step.
+    step_seconds: time of a training step that does not wait for data.
+    epochs: number of epochs to simulate, from epoch 0.
+    prefetch: number of batches that each rank reads ahead.
+    tail: "drop_last" or "exact": the use of the last positions of an epoch.
+    peers: whether nodes serve each other from their caches; see `Holding`.
+    most_reads: the most reads of an epoch to simulate; in larger epochs only some nodes are simulated, at least 8.
     """
 
     nodes: int = 1
@@ -100,14 +100,14 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the machine delivers, bytes a second. Raises ValueError.
+    """The bandwidths of the machine, in bytes per second. Raises ValueError.
 
-    filesystem: the parallel filesystem, to all nodes together.
-    node: the network of one node, in each direction.
-    disk: the local disk of a node.
-    filesystem_requests: requests a second that the parallel filesystem answers, to all nodes together.
-    latency_seconds: of one request to it.
-    outstanding: requests that a rank has under way at a time.
+    filesystem: bandwidth of the parallel filesystem, for all nodes together.
+    node: bandwidth of the network of one node, in each direction.
+    disk: bandwidth of the local disk of a node.
+    filesystem_requests: requests per second of the parallel filesystem, for all nodes together.
+    latency_seconds: latency of one request to the parallel filesystem.
+    outstanding: number of requests that a rank has in flight.
     """
 
     filesystem: float = 40e9
@@ -129,9 +129,9 @@ class Machine:
 class Shuffles:
     """The orders to compare, and their parameters. Raises ValueError.
 
-    names: of `ORDERS`; node-local and staged-first have copies that fit them, see `Holding`.
-    block_bytes, window: of the block shuffle.
-    exchange_every: of node-local. shards: the window of staged-first.
+    names: names from `ORDERS`; node-local and staged-first have caches or copies that suit them, see `holding_of`.
+    block_bytes, window: parameters of the block shuffle.
+    exchange_every: parameter of node-local. shards: window of staged-first, in shards.
     """
 
     names: Sequence[str] = ORDERS[:4]
@@ -150,22 +150,23 @@ class Shuffles:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
 
 
-# --- The set that is simulated: the index of one that exists, or columns made for one that does not exist yet.
-# A set that is only planned has `shards` shards of equally many samples. Sizes are uniform between half and one and a
-# half of the mean, drawn by the number of the sample, in pairs that add up to twice the mean; between two payloads are
-# 1,024 bytes of headers. Memory: 28 bytes a sample.
+# --- The set to simulate: the index of an existing set, or the generated index of a planned set.
+# A planned set has `shards` shards of equally many samples. Sizes are uniform between 0.5 and 1.5 times the mean, drawn
+# by sample number, in pairs with a sum of twice the mean. Between two payloads are 1,024 bytes of headers. Memory: 28
+# bytes per sample.
 HEADER_BYTES = 1024
 _MOST_SAMPLES = 1 << 28
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """reader: whose table is simulated; no payload is read.
+    """The set to simulate.
 
-    field: the one that training reads.
-    starts: the first sample of each shard and the number of all, int64 [shards + 1]; None where shards are not known.
+    reader: gives the table; no payload is read.
+    field: the field that training reads.
+    starts: the first sample of each shard, then the number of samples, int64 [shards + 1]; None if shards are unknown.
     shard_bytes: sizes of the shards, int64 [shards].
-    is_planned: whether the sizes are made up.
+    is_planned: whether the sizes are generated.
     """
 
     reader: Reader
@@ -179,12 +180,12 @@ class Subject:
 
     @property
     def payload_bytes(self) -> int:
-        """Of all samples."""
+        """Payload bytes of all samples."""
         return int(self.reader.sizes(self.field).sum())
 
 
 def subject_of(reader: Reader, field: str = "") -> Subject:
-    """A set that exists. Raises UnknownNameError for a field that it lacks, ValueError where it has no samples."""
+    """The subject for an existing set. Raises UnknownNameError for an unknown field, ValueError without samples."""
     field = field or reader.main
     reader.table.number(field)
     if not len(reader):
@@ -194,7 +195,7 @@ def subject_of(reader: Reader, field: str = "") -> Subject:
     if reader.table.rows is None:
         try:
             starts = shard_starts(reader.split_info)
-        except DatasetError:  # a folder, or anything else that is not a packed set
+        except DatasetError:  # not a packed set
             pass
         if starts is not None and int(starts[-1]) != len(reader):
             starts = None
@@ -202,7 +203,7 @@ def subject_of(reader: Reader, field: str = "") -> Subject:
 
 
 def planned_set(samples: int, mean_bytes: int, shards: int) -> Subject:
-    """A set that is not packed yet. Raises ValueError."""
+    """The subject for a set that is not packed yet. Raises ValueError."""
     if not 1 <= samples <= _MOST_SAMPLES or mean_bytes < 2 or not 1 <= shards <= samples:
         raise ValueError(
             f"samples={samples}, mean_bytes={mean_bytes}, shards={shards}: expected 1 to {_MOST_SAMPLES:,} samples of "
@@ -228,23 +229,23 @@ def planned_set(samples: int, mean_bytes: int, shards: int) -> Subject:
 
 
 class _NoBytes(Store):
-    """In place of the bytes of a set that does not exist."""
+    """The store of a planned set: every read fails."""
 
     def read_one(self, row: int, shard: int, offset: int, length: int) -> NoReturn:
         raise DatasetError("a planned set has no bytes to read")
 
 
-# --- Who reads which positions when: the schedules of all ranks that are simulated, a few steps at a time.
-# Whole steps differ by a constant, so the schedule of a rank is asked for its first step, and for the last one where
-# that is not whole.
+# --- The positions that each rank reads in each step, a few steps at a time.
+# The positions of whole steps differ by a constant, so only the first step of each rank's schedule is computed, and the
+# last step if it is partial.
 _PART_READS = 1 << 20
 
 
 class Part(NamedTuple):
-    """Consecutive steps of the ranks that are simulated.
+    """Consecutive steps of the simulated ranks.
 
-    first, steps: the steps. positions: int64 [k], by batch. batches: to which batch each belongs, int64 [k]: step *
-    ranks + rank, both counted from the first that is here.
+    first, steps: the first step and the number of steps. positions: int64 [k], by batch. batches: the batch of each
+    position, int64 [k]: step * ranks + rank, with the step counted from `first` and the rank among the simulated ranks.
     """
 
     first: int
@@ -254,9 +255,9 @@ class Part(NamedTuple):
 
 
 class Deal:
-    """The positions of an epoch, by step and rank.
+    """The positions of an epoch, by step and rank. Raises ValueError if an epoch has no step.
 
-    nodes: those that are simulated, rising. Raises ValueError where an epoch has no step.
+    nodes: the simulated nodes, ascending.
     """
 
     def __init__(self, order: Order, job: Job, nodes: Int64s) -> None:
@@ -277,7 +278,7 @@ class Deal:
         self.samples = self._whole * self._first.size + sum(map(len, self._last))
 
     def parts(self) -> Iterator[Part]:
-        """The whole epoch, about a million reads at a time."""
+        """Yield the whole epoch in parts of at most about a million reads."""
         at_once = max(1, self._part_reads // max(1, self._first.size))
         for first in range(0, self._whole, at_once):
             steps = min(at_once, self._whole - first)
@@ -290,17 +291,16 @@ class Deal:
             yield Part(self._whole, 1, np.concatenate(self._last), np.repeat(np.arange(self.ranks), sizes))
 
 
-# --- The requests that a reader makes for batches: all batches of some steps at a time.
-# A batch is read as `Reader.read_many` reads it: its samples that are nowhere nearer are sorted by place, and
-# neighbours with gaps of at most GAP_BYTES are one request of at most about RUN_BYTES (`cache.stores.ranges`, where the
-# same is done for one batch).
+# --- The requests of a reader, for all batches of some steps at a time.
+# They are those of `Reader.read_many`: samples that are not cached are sorted by place, and neighbours with gaps of at
+# most GAP_BYTES become one request of at most about RUN_BYTES. `cache.stores.ranges` does the same for one batch.
 Bools = npt.NDArray[np.bool_]
 
 
 class Samples(NamedTuple):
-    """Samples that are read, by batch and in each batch by place; int64 [k] each.
+    """Samples to read, sorted by batch, then by place; int64 [k] each.
 
-    address: where the payload begins, if all shards were one file, with more than a gap between them.
+    address: the start of the payload, as if all shards were one file with more than a gap between them.
     """
 
     batch: Int64s
@@ -314,7 +314,7 @@ class Samples(NamedTuple):
 
 
 class Requests(NamedTuple):
-    """Requests, by batch: of which batch, where from (address), and how many bytes; int64 [r] each."""
+    """Requests, sorted by batch: the batch, the address and the number of bytes; int64 [r] each."""
 
     batch: Int64s
     address: Int64s
@@ -322,7 +322,7 @@ class Requests(NamedTuple):
 
 
 def sort_by_place(subject: Subject, samples: Int64s, batches: Int64s) -> Samples:
-    """The samples of some batches, given by batch (int64 [k] both)."""
+    """Sort the samples of each batch by place. samples, batches: int64 [k], sorted by batch."""
     extents = subject.reader.table.extents(samples, subject.field)
     sizes = subject.shard_bytes + (GAP_BYTES + 1)
     address = (np.cumsum(sizes) - sizes)[extents.shard] + extents.offset
@@ -338,7 +338,7 @@ def sort_by_place(subject: Subject, samples: Int64s, batches: Int64s) -> Samples
 
 
 def merge(samples: Samples, gap_bytes: int = GAP_BYTES) -> Requests:
-    """The requests for samples, which are sorted by batch and place; those with gaps of at most `gap_bytes` are one."""
+    """The requests for samples sorted by batch and place; neighbours with gaps of at most `gap_bytes` share one."""
     batch, start = samples.batch, samples.address
     if not len(batch):
         return Requests(batch, start, start)
@@ -354,7 +354,7 @@ def merge(samples: Samples, gap_bytes: int = GAP_BYTES) -> Requests:
 
 
 def _reach(batch: Int64s, end: Int64s) -> Int64s:
-    """The furthest end up to each sample, in its batch. Payloads seldom overlap, and then it is its own end."""
+    """The furthest end up to each sample within its batch: the sample's own end, unless payloads overlap."""
     if bool(((end[1:] >= end[:-1]) | (batch[1:] != batch[:-1])).all()):
         return end
     ends, rank = np.unique(end, return_inverse=True)
@@ -364,7 +364,7 @@ def _reach(batch: Int64s, end: Int64s) -> Int64s:
 
 
 def _cut(first: Int64s, last: Int64s, start: Int64s, end: Int64s) -> Int64s:
-    """Split runs longer than RUN_BYTES where a sample begins at or after everything before it has ended."""
+    """Split runs longer than RUN_BYTES, at samples that begin after the end of all previous samples."""
     cuts: list[Int64s] = [first]
     for i in np.flatnonzero(end[last] - start[first] > RUN_BYTES).tolist():
         at, stop = int(first[i]), int(last[i]) + 1
@@ -379,30 +379,30 @@ def _cut(first: Int64s, last: Int64s, start: Int64s, end: Int64s) -> Int64s:
     return np.sort(np.concatenate(cuts))
 
 
-# --- What nodes keep, and therefore read once or from each other: the rules of `readers.cached` and `readers.stage`.
-#   global, block, stored   readers.cached(reader, capacity): the same share of the set on every node; a sample is kept
-#                           when the node reads it for the first time
-#   node-local              readers.cached(reader, capacity, partition=(node, nodes)): a share of the node's part, in as
-#                           many bytes as the share of the set would take
-#   staged-first            readers.stage(set, order=order, background=True, fraction=…): shards on a local disk, whole,
+# --- The samples that nodes keep, and so read only once or from each other, by `readers.cached` and `readers.stage`:
+#   global, block, stored   readers.cached(reader, capacity): the same share of the set on every node; a node keeps a
+#                           sample when it first reads it
+#   node-local              readers.cached(reader, capacity, partition=(node, nodes)): a share of the node's part, with
+#                           the bytes of that share of the whole set
+#   staged-first            readers.stage(set, order=order, background=True, fraction=…): whole shards on a local disk,
 #                           from the front of the list, copied in the order of `StagedFirst.shards`; reads wait for them
-#   peers                   readers.share over caches of parts, under every order: a sample of another node's part is
-#                           asked from that node, which reads it through its own cache
+#   peers                   readers.share over caches of parts, under every order: a node requests a sample of another
+#                           node's part from that node, which reads it through its own cache
 #
-# Which samples a cache keeps is the choice of `readers.caching.store`, made by the same functions.
+# The functions of `readers.caching.store` choose the samples that a cache keeps.
 _RUN = 1 << 20
 
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """What nodes keep, in memory or on disks.
+    """The samples that nodes keep, in memory or on disk.
 
-    kept: which samples have a slot, on all nodes or on the one whose part they are in; bool [n], None for none.
-    parts: the first sample of each node's part and the number of all, where nodes keep parts; int64 [nodes + 1].
-    node_bytes: memory that a node reserves, at most; with `arrives` the bytes that it copies to its disk.
-    shared: nodes ask each other.
-    arrives: bytes that a node has copied when each shard is whole, int64 [shards]; -1 for those that are not staged;
-    None where nothing is.
+    kept: whether a sample has a slot, on all nodes or on the node with its part; bool [n], None for no samples.
+    parts: if nodes keep parts, the first sample of each part, then the number of samples; int64 [nodes + 1].
+    node_bytes: the most memory that a node reserves; with `arrives`, the bytes that a node copies to its disk.
+    shared: whether nodes request samples from each other.
+    arrives: the bytes that a node has copied when each shard is complete, int64 [shards], -1 for shards that are not
+    staged; None without staging.
     """
 
     kept: Bools | None = None
@@ -412,15 +412,15 @@ class Holding:
     arrives: Int64s | None = None
 
     def homes(self, samples: Int64s) -> Int64s:
-        """The node whose part each sample is in."""
+        """The node with the part of each sample."""
         assert self.parts is not None
         return self.parts.searchsorted(samples, side="right") - 1
 
 
 class History:
-    """Which samples were read in earlier epochs, and by which node: 2 or 4 bytes a sample and epoch.
+    """The node that read each sample in each earlier epoch. Memory: 2 or 4 bytes per sample and epoch.
 
-    is_whole: all nodes are simulated, so each read of an epoch is known.
+    is_whole: whether all nodes are simulated, so that every read of an epoch is known.
     """
 
     def __init__(self, samples: int, nodes: int, is_whole: bool) -> None:
@@ -433,8 +433,10 @@ class History:
         self._epochs.append(np.full(self._samples, self._none, self._kind))
 
     def visit(self, samples: Int64s, nodes: Int64s) -> tuple[Bools, Bools]:
-        """Whether these nodes have read these samples in an earlier epoch, and whether any node has; they have from now
-        on. Where nodes are sampled, any node has from the second epoch on: what drop_last leaves out is not known.
+        """Record reads: whether each node has read its sample in an earlier epoch, and whether any node has.
+
+        If only some nodes are simulated, every sample counts as read by some node from the second epoch on, because the
+        samples that drop_last leaves out are unknown.
         """
         wanted = nodes.astype(self._kind)
         seen, by_any = np.zeros((2, len(samples)), np.bool_)
@@ -447,7 +449,7 @@ class History:
 
 
 def holding_of(subject: Subject, order: Order, capacity: Capacity, job: Job) -> Holding:
-    """What nodes keep under an order. Raises ValueError for a capacity that is none."""
+    """The samples that nodes keep under an order. Raises ValueError for an invalid capacity."""
     n, share = len(subject), share_of(capacity)
     if isinstance(order, StagedFirst) and not job.peers:
         return _staging(subject, order, capacity, share)
@@ -482,7 +484,7 @@ def _staging(subject: Subject, order: StagedFirst, capacity: Capacity, share: fl
 
 
 def share_of(capacity: Capacity) -> float | None:
-    """The share of the set that a capacity is; None for one in bytes."""
+    """The share of the set that a capacity states; None for a capacity in bytes."""
     if isinstance(capacity, str) and capacity.strip().endswith("%"):
         return float(capacity.strip()[:-1]) / 100
     return capacity if isinstance(capacity, float) else None
@@ -507,22 +509,21 @@ def _with_slots(size: int, samples: int) -> int:
     return size + SharedByteCache.table_bytes(1 + samples)
 
 
-# --- Count, for an epoch, the bytes and requests of every node in every step, for one order and several capacities.
+# --- Counting: the bytes and requests of every node in every step of an epoch.
 _PAGE = 4096
 _SIZES = 64  # powers of two
 
 
 @dataclass(eq=False)
 class Traffic:
-    """An epoch. Arrays are [steps, nodes that are simulated], int64.
+    """The traffic of an epoch. Arrays are int64 [steps, simulated nodes] unless noted.
 
-    source, requests: bytes and requests to the parallel filesystem; pages: the former in whole pages of 4,096 bytes.
-    local: bytes from the node's own memory or disk. peers: bytes from other nodes; served: to them. What a node reads
-    from the filesystem for another one counts as its own.
-    most_requests: of one rank in a step, by itself or by others for it, int64 [steps].
+    source, requests: bytes and requests to the parallel filesystem. A node's reads for another node count as its own.
+    local: bytes from the node's memory or disk. peers: bytes from other nodes. served: bytes to other nodes.
+    most_requests: the most requests for one rank in a step, by its own node or by others, int64 [steps].
     staged: bytes that a node must have copied before the batches of a step can be read, int64 [steps].
-    sizes: requests by the power of two that their bytes reach, int64 [64].
-    payload: bytes that training reads.
+    sizes: number of requests by power of two: 2^(k-1) up to 2^k bytes at k, int64 [64].
+    payload: bytes that training reads. pages: `source` in whole pages of 4,096 bytes.
     """
 
     source: Int64s
@@ -543,10 +544,10 @@ class Traffic:
 
 
 class Step(NamedTuple):
-    """Some steps of an epoch, as all variants see them.
+    """Some steps of an epoch, the same for all capacities.
 
-    nodes: of each sample, by the number of the node in the job. seen: whether that node has read it before. by_any:
-    whether any node has.
+    nodes: the node that reads each sample, by its number in the job. seen: whether that node has read it in an earlier
+    epoch. by_any: whether any node has.
     """
 
     part: Part
@@ -557,14 +558,14 @@ class Step(NamedTuple):
 
 
 def count(traffic: Traffic, holding: Holding, step: Step, deal: Deal, job: Job) -> None:
-    """Add some steps of an epoch."""
+    """Add some steps of an epoch to its traffic."""
     part, samples = step.part, step.samples
     width = traffic.source.shape[1]
     rows = slice(part.first, part.first + part.steps)
     most = np.zeros(part.steps * deal.ranks, np.int64)
 
     def add(table: Int64s, cells: Int64s, weights: Int64s | None = None) -> None:
-        """Add to a table of [steps, nodes]; cells: step * nodes + node, from the first step of the part on."""
+        """Add to a table of [steps, nodes]. cells: step * nodes + node, with the step counted from the part's first."""
         sums = np.bincount(cells, weights, minlength=part.steps * width)
         table[rows] += sums.astype(np.int64).reshape(part.steps, width)
 
@@ -586,13 +587,13 @@ def count(traffic: Traffic, holding: Holding, step: Step, deal: Deal, job: Job) 
         own = homes == step.nodes
 
         def at(cells: Int64s, home: Int64s) -> Int64s:
-            """Where only some nodes are simulated, each does for others as much as others do for it."""
+            """The cells of the nodes that serve: if only some nodes are simulated, each serves as much as it gets."""
             return cells if width != job.nodes else cells // width * width + home
 
         asked = np.flatnonzero(~own)
         add(traffic.peers, cell[asked], samples.length[asked])
         add(traffic.served, at(cell[asked], homes[asked]), samples.length[asked])
-        # A range of neighbouring payloads is one request to the node that has them, which reads it by itself.
+        # A run of adjacent payloads is one request to the node with their part, which makes one read of it.
         lacking = ~own & ~kept
         wanted = samples.where(lacking)
         requests = merge(wanted._replace(batch=wanted.batch * job.nodes + homes[lacking]), 0)
@@ -608,7 +609,7 @@ def count(traffic: Traffic, holding: Holding, step: Step, deal: Deal, job: Job) 
 
 
 def _kept(holding: Holding, step: Step) -> Bools:
-    """Which samples are read from memory or a disk: of the node itself, or of the one whose part they are in."""
+    """Whether each sample is read from memory or disk, of the node itself or of the node with its part."""
     samples = step.samples
     if holding.arrives is not None:
         staged: Bools = holding.arrives[samples.shard] >= 0
@@ -623,32 +624,32 @@ def _kept(holding: Holding, step: Step) -> Bools:
     return kept & step.seen
 
 
-# --- The time of an epoch from its traffic and what the machine delivers.
-# All ranks wait for each other at the end of a step, so the slowest node decides when the batches of a step are there:
+# --- The time of an epoch, from its traffic and the bandwidths of the machine.
+# All ranks wait for each other at the end of a step, so the slowest node determines the time to read a step:
 #
 #   filesystem   bytes of all nodes / filesystem
 #   requests     requests of all nodes / filesystem_requests
-#   network      of one node, the larger of what it receives and what it sends / node
+#   network      the larger of the bytes that one node receives and sends / node
 #   latency      the most requests of a rank, `outstanding` at a time * latency
-#   disk         bytes of a node / disk, of a staged copy only: memory costs nothing here
+#   disk         bytes of a node from its staged copy / disk; memory is assumed to cost nothing
 #
-# The largest of them is the time to read a step. Ranks have up to `prefetch` batches ahead, so reading of step s begins
-# when step s - prefetch has begun and step s - 1 is read; a step begins when its batches are read, staged, and the step
-# before it has ended. Copying continues meanwhile at the rate of a node's share of the filesystem, of its network or of
-# its disk, whichever is least, and is taken to leave the rest of the reads undisturbed.
+# The time to read a step is the largest of these. Ranks read up to `prefetch` batches ahead, so reading step s begins
+# when step s - prefetch has begun, step s - 1 is read, and the shards of step s are staged. A step begins when its
+# batches are read and the previous step has ended. Staging proceeds meanwhile at a node's share of the filesystem's
+# bandwidth, or that of its network or disk, whichever is least, and is assumed not to slow down other reads.
 Floats: TypeAlias = npt.NDArray[np.floating[Any]]
 RESOURCES = ("filesystem", "requests", "network", "latency", "disk")
 
 
 def copy_seconds(node_bytes: float, job: Job, machine: Machine) -> float:
-    """The time in which each node copies so many bytes from the filesystem."""
+    """The time in which each node copies `node_bytes` from the filesystem to its disk."""
     return node_bytes / min(machine.filesystem / job.nodes, machine.node, machine.disk)
 
 
 def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copied: float) -> dict[str, Any]:
-    """What an epoch takes, whose traffic is of some of the nodes, as `Epoch` has it.
+    """The times of an epoch, as fields of `Epoch`, from the traffic of the simulated nodes.
 
-    is_staged: what is local is on a disk. copied: bytes that each node copies meanwhile.
+    is_staged: whether local bytes are on a disk. copied: bytes that each node copies meanwhile.
     """
     costs = _costs(traffic, job, machine, is_staged)
     reading = np.max(np.stack(list(costs.values())), axis=0)
@@ -666,7 +667,7 @@ def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, 
 
 
 def _costs(traffic: Traffic, job: Job, machine: Machine, is_staged: bool) -> dict[str, Floats]:
-    """Seconds of each step by resource."""
+    """Seconds to read each step, by resource."""
     whole = job.nodes / traffic.source.shape[1]
     received = (traffic.source + traffic.peers).max(axis=1)
     return {
@@ -679,7 +680,7 @@ def _costs(traffic: Traffic, job: Job, machine: Machine, is_staged: bool) -> dic
 
 
 def _begins(reading: Floats, arrives: Floats, job: Job) -> list[float]:
-    """When each step begins."""
+    """The time at which each step begins."""
     begins: list[float] = []
     read = 0.0
     for step, (seconds, arrival) in enumerate(zip(reading.tolist(), arrives.tolist(), strict=True)):
@@ -689,10 +690,10 @@ def _begins(reading: Floats, arrives: Floats, job: Job) -> list[float]:
     return begins
 
 
-# --- What a simulation found. Bytes are of all nodes unless a name says otherwise; times are seconds.
+# --- The result of a simulation. Bytes are of all nodes unless noted; times are in seconds.
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How values are spread: least, median, mean, most."""
+    """The minimum, median, mean and maximum of some values."""
 
     least: float
     median: float
@@ -702,10 +703,10 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one node, bytes.
+    """The memory and disk space of one node, in bytes.
 
-    cache: shared memory that a cache reserves, its slots included. tables: of the orders of all ranks. readahead:
-    encoded batches that all ranks have ahead. disk: a staged copy.
+    cache: shared memory that the cache reserves, with its slots. tables: tables of the orders of all ranks. readahead:
+    encoded batches that all ranks read ahead. disk: the staged copy.
     """
 
     cache: int = 0
@@ -715,23 +716,25 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """Without the disk."""
+        """All memory, without the disk."""
         return self.cache + self.tables + self.readahead
 
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """One epoch.
+    """The result of one epoch.
 
-    source: bytes requested from the parallel filesystem, copies to nodes included. copied: of them, the copies.
-    error: half of the interval that holds the source bytes in 95 % of the cases, where nodes were sampled; else 0.
-    pages: the bytes of the requests, not of the copies, in whole pages of 4,096 bytes.
-    requests: to the filesystem, without those of copying, which are whole files.
-    sizes: requests by size: those of at least 2^(k-1) and below 2^k bytes under 2^k.
-    local, peers: bytes that a node had itself, and that another one served.
-    nodes: source bytes of each node. steps: source bytes of each step, without copies.
-    seconds: of the epoch; first_step: until the first step begins; waited: in which no step ran, the first one's wait
-    included. binds: what it waits for: one of RESOURCES, "staging", or "GPU" where it is never starved for long.
+    payload: bytes that training reads.
+    source: bytes requested from the parallel filesystem, with staging. copied: the part of them that staging copies.
+    error: half of the 95 % confidence interval of `source` if only some nodes were simulated, else 0.
+    pages: the requested bytes, without staging, in whole pages of 4,096 bytes.
+    requests: number of requests to the filesystem, without staging.
+    sizes: number of requests by size; at k, the requests of at least 2^(k-1) and below 2^k bytes.
+    local, peers: bytes from the node itself, and from other nodes.
+    nodes: source bytes of a node. steps: source bytes of a step, without staging.
+    seconds: time of the epoch. first_step: time until the first step begins. waited: time in which no step ran, with
+    the time until the first step. binds: the bottleneck: one of RESOURCES, "staging", or "GPU" if waits are at most 5 %
+    of the training time.
     """
 
     epoch: int
@@ -753,20 +756,20 @@ class Epoch:
 
     @property
     def requested(self) -> int:
-        """The bytes of the requests."""
+        """Bytes of the requests, without staging."""
         return self.source - self.copied
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One order with one capacity.
+    """The result of one order with one capacity.
 
-    order: of `packer.tools.simulate.ORDERS`. cache: the capacity as it was asked for. spec: of the order.
-    mixes: how well the steps of all ranks mix the set in the first epoch, by `readers.order.quality.step_quality`;
-    rank_mixes: the same of the batches of single ranks.
-    staged_after: seconds until all is copied to the nodes, where something is; else 0.
-    node_source: source bytes of each node that was simulated, over all epochs.
-    step_source: source bytes of the steps of the first epoch and of the last, of all nodes; in at most 200 parts.
+    order: name from `packer.tools.simulate.ORDERS`. cache: the given capacity, as text. spec: spec of the order.
+    mixes: shuffle quality of the steps of all ranks in the first epoch, by `readers.order.quality.step_quality`.
+    rank_mixes: shuffle quality of the batches of single ranks in the first epoch.
+    staged_after: seconds until staging is complete; 0 without staging.
+    node_source: source bytes of each simulated node, over all epochs.
+    step_source: source bytes of a step, of all nodes, over the first and the last epoch; means of at most 200 parts.
     """
 
     order: str
@@ -790,12 +793,12 @@ class Row:
 
     @property
     def later(self) -> tuple[Epoch, ...]:
-        """The epochs after the first, or that one where it is alone."""
+        """The epochs after the first; the first if there is only one."""
         return self.epochs[1:] or self.epochs
 
     @property
     def seconds(self) -> float:
-        """Of all epochs."""
+        """Time of all epochs."""
         return sum(epoch.seconds for epoch in self.epochs)
 
     @property
@@ -804,23 +807,23 @@ class Row:
         return sum(epoch.source for epoch in self.epochs)
 
     def imbalance(self, name: str) -> float:
-        """Of "nodes" or "steps": the most over the mean, in the later epochs together."""
+        """The maximum over the mean, in the later epochs together. name: "nodes" or "steps"."""
         spreads = [getattr(epoch, name) for epoch in self.later]
         mean = sum(spread.mean for spread in spreads)
         return sum(spread.most for spread in spreads) / mean if mean else 1.0
 
     def mean(self, name: str) -> float:
-        """Of a number of the later epochs."""
+        """The mean of a field over the later epochs."""
         return sum(float(getattr(epoch, name)) for epoch in self.later) / len(self.later)
 
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """The result.
+    """The result of a simulation.
 
-    samples, payload_bytes, shards: of the set. is_planned: whether its sizes are made up.
-    steps: of an epoch. unread: samples of an epoch that no rank reads (drop_last).
-    nodes_simulated: all of them, or some that stand for all.
+    samples, payload_bytes, shards: size of the set. is_planned: whether its sizes are generated.
+    steps: number of steps per epoch. unread: samples of an epoch that no rank reads (drop_last).
+    nodes_simulated: number of simulated nodes; if not all, they represent all.
     """
 
     title: str
@@ -841,7 +844,7 @@ class Simulation:
         return self.nodes_simulated == self.job.nodes
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON; an unlimited rate is null."""
+        """The result as a dictionary for JSON; an unlimited rate is None."""
         plain = asdict(self) | {"is_exact": self.is_exact}
         plain["machine"] = {name: None if value == math.inf else value for name, value in plain["machine"].items()}
         for row, entry in zip(self.rows, plain["rows"], strict=True):
@@ -849,7 +852,7 @@ class Simulation:
         return plain
 
 
-# --- The simulation: every order once, with all capacities at the same time.
+# --- The simulation: one pass per order, for all capacities at the same time.
 Source: TypeAlias = "Subject | Reader | str | os.PathLike[str]"
 _LEAST_NODES = 8
 _CURVE = 200
@@ -867,12 +870,12 @@ def simulate(
 ) -> Simulation:
     """Simulate a job over a set, with each order and each capacity of the nodes' caches.
 
-    dataset: a path or address of a packed set, a reader, or `planned_set(…)`. split: of a path or address.
-    caches: what each node may keep: a share of the set, or bytes, as `readers.cached` takes them.
-    shuffles, machine: default: four orders, and the bandwidths of `Machine`.
+    dataset: a path or address of a packed set, a reader, or `planned_set(…)`. split: the split of a path or address.
+    caches: capacities of each node: a share of the set, or bytes, as in `readers.cached`.
+    shuffles, machine: by default, four orders and the default bandwidths of `Machine`.
 
-    Where an epoch has more than `job.most_reads` reads, some of the nodes are simulated, at least 8, chosen at random,
-    and numbers are estimates with an interval. Raises ValueError, and what opening the set raises.
+    If an epoch has more than `job.most_reads` reads, only some nodes are simulated, at least 8, chosen at random, and
+    the results are estimates with an interval. Raises ValueError, and the errors of opening the set.
     """
     if isinstance(dataset, Subject):
         return _simulate(dataset, job, caches, shuffles or Shuffles(), machine or Machine(), watcher or Silent())
@@ -948,7 +951,7 @@ def _order(name: str, subject: Subject, job: Job, shuffles: Shuffles) -> Order:
 
 @dataclass(eq=False)
 class _OrderRun:
-    """One order. nodes: those that are simulated. done: reads so far, for the watcher."""
+    """The simulation of one order. nodes: the simulated nodes. done: number of reads so far, for the watcher."""
 
     name: str
     order: Order
@@ -1009,7 +1012,7 @@ class _OrderRun:
         ]
 
     def _epoch(self, epoch: int, traffic: Traffic, is_staged: bool, copied: int) -> Epoch:
-        """copied: bytes that each node copies in this epoch."""
+        """The result of an epoch. copied: bytes that each node copies in this epoch."""
         nodes, whole = self.job.nodes, self.job.nodes / len(self.nodes)
         of_nodes = traffic.source.sum(axis=0) + copied
 
@@ -1044,7 +1047,7 @@ class _OrderRun:
 
 
 def _interval(of_nodes: npt.NDArray[Any], nodes: int) -> int:
-    """1.96 standard errors of the sum over all nodes, from a sample of them without replacement."""
+    """1.96 standard errors of the sum over all nodes, from nodes sampled without replacement."""
     sampled = len(of_nodes)
     if sampled == nodes:
         return 0
@@ -1056,7 +1059,7 @@ def _spread(values: npt.NDArray[Any]) -> Spread:
 
 
 def _curve(traffic: Traffic, job: Job) -> tuple[int, ...]:
-    """Bytes from the filesystem over an epoch, the mean of a step in each part."""
+    """Bytes per step from the filesystem, of all nodes, as the means of at most _CURVE parts of an epoch."""
     steps = traffic.source.sum(axis=1) * (job.nodes / traffic.source.shape[1])
     return tuple(round(float(part.mean())) for part in np.array_split(steps, min(_CURVE, len(steps))))
 
@@ -1070,7 +1073,7 @@ def _capacity_text(capacity: Capacity) -> str:
     return f"{100 * share:g} %" if share is not None else human_bytes(_size(capacity))
 
 
-# --- A simulation as lines for a terminal: what was simulated, a table, the recommended row, what to mind.
+# --- A simulation as lines for a terminal: the set, the job and the machine, two tables, and notes.
 BYTES = ("order", "cache", "first epoch", "later", "a node", "requests", "of", "nodes", "steps", "peers")
 COSTS = ("order", "cache", "memory", "disk", "a step mixes", "a rank", "first epoch", "later", "waiting", "waits for")
 _BYTES_OPTIONAL, _COSTS_OPTIONAL = ("peers", "steps", "of"), ("disk", "waiting", "a rank")
@@ -1086,7 +1089,7 @@ COSTS_REMARK = (
 
 
 def simulation_lines(result: Simulation, width: int = 120) -> list[str]:
-    """The whole result."""
+    """The whole result as lines."""
     lines = described(result)
     for headings, cells, optional, remark in (
         (BYTES, bytes_cells, _BYTES_OPTIONAL, BYTES_REMARK),
@@ -1155,7 +1158,7 @@ def costs_cells(row: Row, result: Simulation) -> tuple[str, ...]:
 
 
 def _waits(first: Epoch, later: tuple[Epoch, ...]) -> str:
-    """What the first epoch waits for, and the later ones most often."""
+    """The bottleneck of the first epoch, then the most frequent one of the later epochs."""
     names = [epoch.binds for epoch in later]
     common = max(dict.fromkeys(names), key=names.count)
     shown = {"GPU": "nothing"}

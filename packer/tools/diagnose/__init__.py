@@ -1,9 +1,9 @@
-"""The stage of the input pipeline that limits training, the gain without it, and the evidence.
+"""Diagnosis of an input pipeline: the stage that limits training, the gain without it, and the evidence.
 
     result = packer.diagnose(loader, train_step, device="cuda")
     print(result.verdict)
 
-Works on any iterable of batches; a torch DataLoader is cut into its stages, whatever its data set is.
+It works on any iterable of batches; an `ImageLoader` or a torch DataLoader, with any data set, is cut into stages.
 """
 
 from __future__ import annotations

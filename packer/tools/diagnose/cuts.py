@@ -1,14 +1,14 @@
-"""A data set cut into stages: reading, and each member of its transform.
+"""Data sets cut into stages: reading, and each member of the transform.
 
-Samples are recorded at each stage, in a worker of the loader's own kind where it has workers, so that what a data set
-opens is not open in the processes that are forked later. A stage is then cut out by a data set that starts from a
-recorded value. Each time a value is used it is copied, because some transforms change their argument.
+Samples are recorded at each stage. If the loader has workers, they are recorded in a worker like the loader's, so that
+files opened by the data set are not open in processes forked later. A stage is then cut out by a data set that starts
+from a recorded value. A value is copied at each use, because some transforms change their argument in place.
 
-The transform is the attribute `transform` of the data set, or else its only attribute that is a `Compose`, also below
-`Subset` and similar wrappers. The members of a `Compose` and of a `Sequential` run one after the other; what another
-transform does with its members is not known, so it is one member itself. Where a data set calls its transform in
-another way than with one value, or does more with the result than return it, in tuples, lists or dictionaries, the
-transform cannot be cut, and the whole of `__getitem__` is one stage, "read".
+The transform is the attribute `transform` of the data set, or else its only attribute that is a `Compose`, including
+inside `Subset` and similar wrappers. The members of a `Compose` or a `Sequential` run one after the other; any other
+transform counts as one member. A transform cannot be cut if the data set does not call it with exactly one value, or
+does more with the result than return it in tuples, lists or dictionaries. The whole of `__getitem__` is then one
+stage, "read".
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _LEAST_SAMPLES = 2
 class Cuts(ABC):
     """A data set whose stages can be replaced by memory. Its items have numbers from 0, called slots.
 
-    stages: their seconds are of a sample and not of a batch, in one process that nothing disturbs.
+    stages: their seconds are per sample, not per batch, in one undisturbed process. count: number of slots. notes,
+    size_error: see `Pipeline`.
     """
 
     stages: tuple[Stage, ...]
@@ -49,7 +50,7 @@ class Cuts(ABC):
 
     @abstractmethod
     def data(self, cut: int) -> Any:
-        """The data set with its first `cut` stages in memory; 0: only the choice of the samples is fixed."""
+        """The data set with its first `cut` stages in memory; with 0, only the choice of samples is fixed."""
 
     def without(self, number: int) -> Any | None:
         """The data set with stage `number` alone in memory; None if that is not possible."""
@@ -58,10 +59,11 @@ class Cuts(ABC):
 
 @dataclass
 class _Sample:
-    """A sample at each stage. values[m]: what enters member m of the transform, for each call of it.
+    """A sample recorded at each stage. values[m]: the arguments of member m of the transform, one per call.
 
-    seconds, cpu: of reading and of each member. copying: of values[m]. result: what `__getitem__` returned, with an
-    `_Output` where an output of the transform was. is_cut: whether there is one for each call of the transform.
+    seconds, cpu: times of reading and of each member. copying: seconds of copying values[m]. result: the result of
+    `__getitem__`, with an `_Output` in place of each output of the transform. is_cut: whether each call of the
+    transform has one, and all values could be copied.
     """
 
     index: Any
@@ -75,16 +77,16 @@ class _Sample:
 
 @dataclass(frozen=True)
 class _Output:
-    """The place in a result where the output of a call of the transform was."""
+    """A placeholder in a result for the output of a call of the transform."""
 
     call: int
 
 
 @dataclass
 class _Tap:
-    """Stands in for a transform: runs its members, and records or replaces what passes between them.
+    """A stand-in for a transform that runs its members, and records or replaces the values between them.
 
-    replace: (member, values): the results of that member come from memory, one for each call.
+    replace: (member, values): the results of that member come from memory, one per call.
     """
 
     transform: Callable[..., Any]
@@ -118,7 +120,7 @@ class _Tap:
         return value
 
     def __getattr__(self, name: str) -> Any:
-        """What data sets ask of their transform, besides to be called."""
+        """Other attributes of the transform, for data sets that use them."""
         if name.startswith("__") or "transform" not in self.__dict__:
             raise AttributeError(name)
         return getattr(self.transform, name)
@@ -126,23 +128,23 @@ class _Tap:
     @staticmethod
     def _record(sample: _Sample, number: int, value: Any) -> None:
         if hasattr(value, "load") and type(value).__module__.startswith("PIL."):
-            value.load()  # a file that was opened only: decoding is not copying
+            value.load()  # decodes an image that was only opened, so that copying does not include decoding
         start = time.perf_counter()
         try:
             sample.values[number].append(duplicate(value))
-        except Exception:  # whatever the classes of the user raise
+        except Exception:  # from the user's classes
             sample.is_cut = False
         sample.copying[number] += time.perf_counter() - start
 
 
-_NO_TAP = _Tap(copy.copy, ())  # of a data set without a transform: it is not called
+_NO_TAP = _Tap(copy.copy, ())  # for a data set without a transform; never called
 
 
 class RecordedCuts(Cuts):
-    """Any data set with numbered samples.
+    """The cuts of any data set with numbered samples.
 
-    loader: whose data set it is. indices: of the samples to record, in order; recording ends early where it takes
-    more than 5 s or 256 MB at one stage.
+    loader: the loader of the data set. indices: indices of the samples to record, in order; recording ends early if it
+    takes more than 5 s, or 256 MiB at one stage.
     """
 
     def __init__(self, loader: DataLoader[Any], data: Any, indices: Sequence[Any]) -> None:
@@ -167,7 +169,7 @@ class RecordedCuts(Cuts):
         return _Replay(self._whole, self._tap, self._samples, cut)
 
     def without(self, number: int, data: Any = None) -> Any | None:
-        """As of `Cuts`. data: another data set of the same items, which is cut in place of the recorded one."""
+        """As in `Cuts`. data: another data set of the same items, cut in place of the recorded one."""
         whole, tap = (self._whole, self._tap) if data is None else _tapped(data)
         return _Replay(whole, tap or _NO_TAP, self._samples, 0, number - 1) if number else None
 
@@ -196,7 +198,7 @@ class RecordedCuts(Cuts):
 
 
 class _Recorder:
-    """A data set whose items are the samples of another one, recorded."""
+    """A data set whose items are recorded samples of another data set."""
 
     def __init__(self, whole: Any, tap: _Tap) -> None:
         self.whole, self.tap = whole, tap
@@ -204,7 +206,7 @@ class _Recorder:
     def __getitem__(self, index: Any) -> _Sample:
         tap, zeros = self.tap, [0.0] * (len(self.tap.members) + 1)
         sample = _Sample(index, [[] for _ in zeros], zeros[:], zeros[:], zeros[:])
-        self.whole[index]  # so that the clocks below are those of a read from the page cache
+        self.whole[index]  # so that the times below are those of a read from the page cache
         tap.recording, tap.calls, tap.outputs = sample, 0, []
         start, cpu = time.perf_counter(), time.thread_time()
         try:
@@ -229,7 +231,7 @@ class _Recorder:
 class _Replay:
     """A data set of recorded samples: the first `cut` stages, or member `alone` of the transform, are in memory.
 
-    whole: the data set itself with a tap in it, for what is not in memory.
+    whole: the tapped data set, for the stages that are not in memory.
     """
 
     def __init__(self, whole: Any, tap: _Tap, samples: Sequence[_Sample], cut: int, alone: int = -1) -> None:
@@ -259,7 +261,7 @@ class _Replay:
         return [self[slot] for slot in slots]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Tensors as bytes: each would be a file descriptor of its own on its way to a process that is spawned."""
+        """Pickle tensors as bytes: a tensor sent to a spawned process would otherwise need a file descriptor."""
         return {**self.__dict__, "samples": pickle.dumps(self.samples, pickle.HIGHEST_PROTOCOL)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -274,19 +276,19 @@ class _Replay:
 
 # --- transforms and values ------------------------------------------------------------------------------------------
 def _tapped(data: Any) -> tuple[Any, _Tap | None]:
-    """A copy of a data set with a tap in place of its transform; the data set itself and None where there is none."""
+    """A copy of a data set with a tap in place of its transform; the data set itself and None without a transform."""
     name = _transform_of(data)
     if name is not None:
         transform = getattr(data, name)
         tap = _Tap(transform, _members(transform))
         copied = copy.copy(data)
         setattr(copied, name, tap)
-        both = getattr(data, "transforms", None)  # torchvision's pair of transforms, of image and target
+        both = getattr(data, "transforms", None)  # torchvision's pair of image and target transforms
         if getattr(both, "transform", None) is transform:
             copied.transforms = copy.copy(both)
             copied.transforms.transform = tap
         return copied, tap
-    inner = getattr(data, "dataset", None)  # Subset, and wrappers like it
+    inner = getattr(data, "dataset", None)  # Subset and similar wrappers
     if inner is not None and hasattr(inner, "__getitem__"):
         below, inner_tap = _tapped(inner)
         if inner_tap is not None:
@@ -297,7 +299,7 @@ def _tapped(data: Any) -> tuple[Any, _Tap | None]:
 
 
 def _transform_of(data: Any) -> str | None:
-    """The attribute that has the transform of a data set."""
+    """The name of the attribute with the transform of a data set; None if there is none."""
     if callable(getattr(data, "transform", None)):
         return "transform"
     names = [name for name, value in getattr(data, "__dict__", {}).items() if callable(value) and _is_compose(value)]
@@ -316,7 +318,7 @@ def _members(transform: Any) -> tuple[Callable[[Any], Any], ...]:
 
 
 def duplicate(value: Any) -> Any:
-    """A copy that a transform may change in place."""
+    """Copy a value, so that a transform may change it in place."""
     if type(value).__module__.startswith("PIL."):
         return value.copy()
     return copy.deepcopy(value)
@@ -326,9 +328,9 @@ def name_of(function: Any) -> str:
     return getattr(function, "__name__", None) or type(function).__name__
 
 
-# --- A stream cut into stages: making its items is one of them, since they have no numbers.
+# --- A stream cut into stages: its items have no numbers, so loading them is one stage.
 class StreamCuts(Cuts):
-    """The first items of the stream of a loader: samples, or batches where the stream makes them itself."""
+    """The cuts of a stream, with its first items: samples, or batches if the stream makes the batches."""
 
     def __init__(self, loader: DataLoader[Any], most: int) -> None:
         self._stream = loader.dataset
@@ -343,7 +345,7 @@ class StreamCuts(Cuts):
             raise PipelineError(f"{name}: gave no sample; a diagnosis needs at least one")
         self._items = [item for item, _, _ in timed]
         self.count = len(timed)
-        later = timed[1:] or timed  # the first one also opens files
+        later = timed[1:] or timed  # the first item also opens files
         means = fmean(seconds for _, seconds, _ in later), fmean(cpu for _, _, cpu in later)
         self.stages = (Stage("loading", name, *means),)
         self.notes = (f"{name} is an IterableDataset, whose samples have no numbers: its work is one stage, 'loading'",)
@@ -353,7 +355,7 @@ class StreamCuts(Cuts):
 
 
 class _Timed(IterableDataset[Any]):
-    """(item, seconds, CPU seconds) of a stream."""
+    """A stream of (item, seconds, CPU seconds) of another stream."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
@@ -366,7 +368,7 @@ class _Timed(IterableDataset[Any]):
 
 
 class _Again(IterableDataset[Any]):
-    """The same items without an end; each worker has all of them."""
+    """An endless stream of the same items; each worker has all of them."""
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -378,14 +380,17 @@ class _Again(IterableDataset[Any]):
         return self.items[number]
 
 
-# --- Items and batches of data sets, made in workers as those of a DataLoader are.
-_TIMEOUT = 120.0  # seconds after which a worker that gives nothing is taken to hang, if the loader does not say
+# --- Items and batches of data sets, made in workers as by a DataLoader.
+_TIMEOUT = 120.0  # seconds until a worker without output counts as hung, unless the loader has a timeout
 _WORKER_OPTIONS = ("worker_init_fn", "multiprocessing_context")
 
 
 def first_of(loader: DataLoader[Any], data: Any, indices: Sequence[Any] | None) -> Iterator[Any]:
-    """The items of `data` that have these indices, or all if it is a stream; made in a worker of the loader's kind, one
-    after the other, where it has workers, and in this process where they cannot leave one."""
+    """The items of `data` with these indices, or all items of a stream.
+
+    If the loader has workers, one worker like them makes the items, one after the other. Without workers, or from the
+    first item that cannot be pickled, this process makes them.
+    """
     done = 0
     if loader.num_workers:
         options = {name: getattr(loader, name) for name in _WORKER_OPTIONS}
@@ -412,9 +417,9 @@ def first_of(loader: DataLoader[Any], data: Any, indices: Sequence[Any] | None) 
 
 
 def batches_of(kind: Any, loader: DataLoader[Any], data: Any, **options: Any) -> Generator[Any, None, None]:
-    """The batches of a loader of class `kind` with these options, and the timeout of `loader`; closing ends workers.
+    """The batches of a loader of class `kind` with these options and the timeout of `loader`; closing ends its workers.
 
-    Raises PipelineError where they give no batch for so long.
+    Raises PipelineError if its workers give no batch within the timeout.
     """
     timeout = (loader.timeout or _TIMEOUT) if loader.num_workers else 0
     iterator = iter(kind(data, timeout=timeout, **options))
@@ -433,8 +438,8 @@ def batches_of(kind: Any, loader: DataLoader[Any], data: Any, **options: Any) ->
 
 
 def _sealed(item: Any) -> bytes | None:
-    """An item as bytes, so that its tensors are not a file descriptor each; None if that is not possible."""
+    """Pickle an item, so that its tensors need no file descriptors; None if it cannot be pickled."""
     try:
         return pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
-    except Exception:  # whatever the classes of the user raise
+    except Exception:  # from the user's classes
         return None

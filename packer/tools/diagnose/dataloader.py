@@ -1,12 +1,12 @@
 """A torch DataLoader cut into stages.
 
-    storage | read | transform 1 | … | collate | transfer       samples with numbers: `recording`
-    storage | read | decode | augment | collate | transfer      our own data sets: `tiers`
-    loading | collate | transfer                                a stream
+    storage | read | transform 1 | … | collate | transfer       samples with numbers: `cuts.RecordedCuts`
+    storage | read | decode | augment | collate | transfer      our own data sets: `tiers.TierCuts`
+    loading | collate | transfer                                a stream: `cuts.StreamCuts`
 
-The loader is rebuilt with its own samplers, workers, collate function and options, so that everything that is not cut
-runs as it does in training. A loader of another class, which may do more with its batches, is the stage "wrapper"
-before all others: what it takes more than the same loader rebuilt.
+The loader is rebuilt with its samplers, workers, collate function and options, so that all stages that are not cut run
+as in training. A subclass of DataLoader may do more with its batches: the additional time is the stage "wrapper",
+before all others.
 """
 
 from __future__ import annotations
@@ -36,11 +36,14 @@ _FORWARDED = (
 )  # fmt: skip
 _COLLATE_TIMES = 3
 _COLLATE_SECONDS = 1.0
-_SLOW_BATCH = 1.0  # seconds in a worker; of slower ones no more are replayed than there are workers
+_SLOW_BATCH = 1.0  # seconds in a worker; if batches are slower, only one per worker is replayed
 
 
 class DataLoaderPipeline(Pipeline):
-    """See the head of the module. distinct: how many different batches are replayed."""
+    """A torch DataLoader cut into stages.
+
+    distinct: number of different batches to replay, rounded up to a multiple of the workers.
+    """
 
     def __init__(self, loader: DataLoader[Any], distinct: int = 4) -> None:
         self._loader = loader
@@ -48,7 +51,7 @@ class DataLoaderPipeline(Pipeline):
         self.workers = max(1, loader.num_workers)
         self.more_workers, self.concurrent = loader.num_workers > 0, loader.num_workers > 0
         self.distinct = -(-distinct // self.workers) * self.workers
-        # One position, so that a second loop goes on to samples that were not read by the first.
+        # A shared position, so that a second loop continues with samples that the first one did not read.
         self._epochs = endless(loader.sampler if loader.batch_sampler is None else loader.batch_sampler)
         self._cuts = self._cut()
         self.notes, self.size_error = self._cuts.notes, self._cuts.size_error
@@ -56,7 +59,7 @@ class DataLoaderPipeline(Pipeline):
         if not self._stream:
             stages.insert(0, Stage("storage", "the additional time of a cold read"))
         stateful = sys.modules.get("torchdata.stateful_dataloader")
-        known = (DataLoader, *([stateful.StatefulDataLoader] if stateful else []))  # the same with other data
+        known = (DataLoader, *([stateful.StatefulDataLoader] if stateful else []))  # can be rebuilt with other data
         self._wrapped = type(loader) not in known
         if self._wrapped:
             stages.insert(0, Stage("wrapper", f"what {type(loader).__name__} adds to a DataLoader"))
@@ -94,7 +97,7 @@ class DataLoaderPipeline(Pipeline):
 
     # --- inside -----------------------------------------------------------------------------------------------------
     def _cut(self) -> Cuts:
-        """The data set of the loader, cut into stages, over the samples of its first batches."""
+        """Cut the data set of the loader into stages, over the samples of its first batches."""
         loader = self._loader
         if self._stream:
             self._batch_size, self._sizes = loader.batch_size or 1, [0]
@@ -111,12 +114,12 @@ class DataLoaderPipeline(Pipeline):
         return RecordedCuts(loader, data, indices)
 
     def _of_batch(self, stage: Stage) -> Stage:
-        """A stage with the times of a batch in place of those of a sample."""
+        """Convert the times of a stage from a sample to a batch."""
         seconds, cpu = (stage.seconds or 0.0) * self._batch_size, (stage.cpu_seconds or 0.0) * self._batch_size
         return replace(stage, seconds=seconds, cpu_seconds=cpu, copying=stage.copying * self._batch_size)
 
     def _over(self, data: Any, collated: bool = False) -> Iterator[Any]:
-        """The batches of a data set of slots, or of a stream. collated: collating costs nothing."""
+        """The batches of a data set of slots, or of a stream. collated: whether collating costs nothing."""
         collate = self._loader.collate_fn
         if collated:
             collate = _CollateOnce(collate, self.distinct // self.workers, self.fresh)
@@ -147,11 +150,11 @@ class DataLoaderPipeline(Pipeline):
             start, cpu = time.perf_counter(), time.thread_time()
             self._loader.collate_fn(samples)
             times.append((time.perf_counter() - start, time.thread_time() - cpu))
-        return min(times)  # the first one also takes memory from the kernel
+        return min(times)  # the first call also allocates memory
 
 
 class _CollateOnce:
-    """A collate function that computes each batch once in each worker and then gives it from memory."""
+    """A collate function that computes each batch once per worker, then gives it from memory."""
 
     def __init__(self, collate: Callable[[Any], Any], batches: int, fresh: bool) -> None:
         self._collate, self._batches, self._fresh = collate, batches, fresh
@@ -162,7 +165,7 @@ class _CollateOnce:
         number, self._calls = self._calls % self._batches, self._calls + 1
         if number not in self._made:
             self._made[number] = self._collate(samples)
-        # What default_collate makes in a worker is in shared memory and is sent as it is; anything else is copied.
+        # Tensors of default_collate in a worker are in shared memory and are sent as they are; others are copied.
         return map_tree(
             self._made[number], lambda leaf: leaf if not self._fresh and _is_shared(leaf) else duplicate(leaf)
         )
@@ -172,7 +175,7 @@ make_pipeline = DataLoaderPipeline
 
 
 def _own(leaf: Any) -> Any:
-    """A leaf of a batch in separate memory, pinned if it was."""
+    """A copy of a leaf of a batch, pinned if the leaf is."""
     if isinstance(leaf, torch.Tensor):
         return leaf.clone().pin_memory() if leaf.is_pinned() else leaf.clone()
     return copy.deepcopy(leaf)

@@ -1,4 +1,4 @@
-"""`diagnose`: a loader and a training step in, a `Diagnosis` out."""
+"""`diagnose`: measure a loader with a training step, and return a `Diagnosis`."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ from readers.trace import Trace
 __all__ = ["climb", "diagnose"]
 
 _OTHERS_BUSY = 0.3
-_STEPS = 4  # that the shortest measurement takes, about
-_SAMPLES, _LEAST_SECONDS = 100, 0.05  # of the machine, in a whole diagnosis; between two
+_STEPS = 4  # approximate steps of the shortest measurement
+_SAMPLES, _LEAST_SECONDS = 100, 0.05  # samples of the machine's utilisation in a diagnosis; least time between two
 
 
 def diagnose(
@@ -73,7 +73,8 @@ def diagnose(
     Do this outside the training job.
 
     loader: any iterable of batches; a torch DataLoader is rebuilt with its data set, samplers, workers and collate
-        function, and cut into stages. For a loader of another kind, a `Pipeline` that says how to cut it.
+        function, and cut into stages, as is an `ImageLoader`. For a loader of another kind, pass a `Pipeline` that
+        implements the cuts.
     step: the training step, a function of a batch on the device.
     device: device of the batches before the step, as "cuda"; None does not move them.
     copy: function that copies a batch to the device; by default `.to(device, non_blocking=True)` of all tensors.
@@ -99,7 +100,7 @@ def diagnose(
     with suppress(SourceError):  # not on Linux
         sampler = Sampler(interval=min(INTERVAL, max(_LEAST_SECONDS, seconds / _SAMPLES)))
 
-    def begins(line: str) -> None:  # what was sampled until now belongs to the line before it
+    def begins(line: str) -> None:  # samples before the mark belong to the previous line
         if sampler is not None:
             sampler.sample()
             sampler.mark(line)
@@ -112,7 +113,7 @@ def diagnose(
     if sampler is not None:
         usage = sampler.usage()
         result = replace(result, usage=replace(usage, marks=tuple(_with_rates(usage.marks, result))))
-    idle = result.step.cpu_busy if training.simulated else None  # of a step that only waits
+    idle = result.step.cpu_busy if training.simulated else None  # a simulated step only waits
     if idle is not None and idle > _OTHERS_BUSY:
         note = f"other processes kept the CPUs {idle:.0%} busy; repeat it on a quiet machine"
         result = replace(result, notes=(*result.notes, note))
@@ -122,7 +123,7 @@ def diagnose(
 
 
 def _open(loader: Iterable[Any] | Pipeline) -> tuple[Pipeline, list[Any]]:
-    """The pipeline of a loader, and the batches that it replays. What cannot be cut is a pipeline of one stage."""
+    """The pipeline of a loader, and the batches that it replays; one stage if the loader cannot be cut."""
     if isinstance(loader, Pipeline):
         return loader, _replayed(loader)
     known, whole = module_for(loader), IterablePipeline(loader)
@@ -132,7 +133,7 @@ def _open(loader: Iterable[Any] | Pipeline) -> tuple[Pipeline, list[Any]]:
             return pipeline, _replayed(pipeline)
         except PipelineError:
             raise
-        except Exception as error:  # of the user's classes; a data set that is broken fails below, too
+        except Exception as error:  # from the user's classes; a broken data set also fails below
             whole.notes = (f"the loader could not be cut into stages ({type(error).__name__}: {error})",)
     return whole, _replayed(whole)
 
@@ -143,31 +144,31 @@ def _replayed(pipeline: Pipeline) -> list[Any]:
 
 
 def _with_rates(marks: Iterable[Mark], result: Diagnosis) -> Iterator[Mark]:
-    """The marks of lines, which say how many steps and images a second these made."""
+    """The marks, with steps and images per second of their lines."""
     rates = {rung.stage: rung.time.per_second for rung in result.rungs if rung.measured}
     for mark in marks:
         steps = rates.get(mark.name)
         yield replace(mark, steps=steps, images=steps and result.batch_size and steps * result.batch_size)
 
 
-# --- Measuring the rungs of a ladder, within a budget of time.
-# The step and the whole loader come first, the lines between them next. Where a loader is so slow that measuring all of
-# them would take longer than the budget, a line between two others that take equally long is not measured: the times
-# grow from the step to the storage, so its own cannot be another.
+# --- Measuring the rungs of a ladder, within a time budget.
+# The step and the whole loader are measured first, then the lines between them. If the loader is too slow for all lines
+# to fit the budget, a line between two equally long lines is not measured: times increase from the step to storage, so
+# its time must be the same.
 #
-# Random data come last, since a step that fails on them may leave the device unusable.
-_MEASURED_ALONE = 2  # stages whose gain is measured and not computed
+# Random data are measured last, because a step that fails on them may leave the device unusable.
+_MEASURED_ALONE = 2  # stages whose gain is measured rather than computed
 _PATIENCE = 1.3  # budgets that all lines may take together before some are left out
-_DRIFT = 0.15  # of the time of the whole loader: what may change while the ladder is measured
-_ROUNDS, _COMPARED = 7, 4  # rounds in which so many of the cached batches are timed by themselves
+_DRIFT = 0.15  # tolerated change of a time while the ladder is measured
+_ROUNDS, _COMPARED = 7, 4  # rounds, and cached batches that are timed one by one in each round
 _ROUND_SECONDS = 3.0
-_CONFIRM_SECONDS = 5.0  # of warming up: lines of slower loaders are not measured twice
+_CONFIRM_SECONDS = 5.0  # of warm-up: lines of slower loaders are not measured twice
 
 _Use = Callable[[Any], object]
 
 
 def climb(pipeline: Pipeline, training: Training, *, seconds: float, watcher: Watcher | None = None) -> Diagnosis:
-    """Measure all rungs, in about `seconds`."""
+    """Measure all rungs of a pipeline in about `seconds`, and judge them."""
     return _Climb(pipeline, training, seconds, watcher or Silent()).run()
 
 
@@ -175,7 +176,7 @@ class _Climb:
     def __init__(self, pipeline: Pipeline, training: Training, seconds: float, watcher: Watcher) -> None:
         self._pipeline, self._training, self._watcher = pipeline, training, watcher
         stages = pipeline.stages
-        # Name, what it is, and how many stages come from memory; line 0 has its batches on the device.
+        # Name, description, and number of stages from memory; the batches of line 0 are on the device.
         self._lines = [("step", "batches in the memory of the device", -1)]
         self._lines += [("copy", "host to device", len(stages))] if training.copy is not None else []
         self._lines += [(stages[n].name, stages[n].what, n) for n in reversed(range(len(stages)))]
@@ -196,7 +197,7 @@ class _Climb:
             self._notes.append("the step changes its batch in place, so every replayed batch is copied first")
         self._times[0] = self._of_step("step", on_device)
         known = sum(stage.seconds or 0.0 for stage in pipeline.stages) / pipeline.workers
-        self._slow = self._too_slow(known)  # without storage, of which nothing is known yet
+        self._slow = self._too_slow(known)  # without storage, whose time is still unknown
         self._times[last] = self._of_line(last)
         self._slow = self._slow or self._too_slow(self._times[last].seconds)
         if self._slow:
@@ -224,7 +225,7 @@ class _Climb:
         notes = caveats(result, pipeline, dynamic, again, self._sizes, list(map(tree_bytes, replayed)))
         return replace(result, notes=(*result.notes, *self._notes, *notes))
 
-    # --- what is measured -------------------------------------------------------------------------------------------
+    # --- measurements -----------------------------------------------------------------------------------------------
     def _measure(self, name: str, batches: Iterator[Any], use: _Use, *, count_wait: bool = True) -> StepTime:
         self._training.begins(name)
         trace, pipeline, start = self._training.trace, self._pipeline, time.perf_counter_ns()
@@ -254,27 +255,27 @@ class _Climb:
         return self._measure(f"{name} again" if again else name, self._pipeline.cached(cached), use)
 
     def _again(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """The batches again and again, in new containers; tensors of their own where the step changes them."""
+        """Repeat the batches, in new containers; tensors are copied if the step changes them."""
         for batch in itertools.cycle(batches):
             yield map_tree(batch, _clone) if self._pipeline.fresh else own_container(batch)
 
     def _too_slow(self, seconds: float) -> bool:
-        """Whether measuring every line with steps of so many seconds would take more than the budget."""
+        """Whether measuring every line would exceed the budget if steps take this many seconds."""
         least = (self._pipeline.warmup + 2 * self._pipeline.workers) * max(seconds, self._times[0].seconds)
         lines = len(self._lines) - len(self._times) + _MEASURED_ALONE
         return lines * least > _PATIENCE * max(self._end - time.perf_counter(), lines * self._share)
 
     def _time_between(self, number: int) -> bool:
-        """Measure a line between the step and the whole loader, or note why it cannot be."""
+        """Measure a line between the step and the whole loader, or note why that fails."""
         try:
             self._times[number] = self._of_line(number)
-        except Exception as error:  # of the user's classes, which the whole loader does not raise
+        except Exception as error:  # from the user's classes, although the whole loader works
             stage, above = self._lines[number][0], self._lines[number + 1][0]
             self._notes.append(f"no time for '{stage}', which is part of '{above}': {in_a_line(error)}")
         return number in self._times
 
     def _bisect(self, low: int, high: int) -> None:
-        """Measure those lines between two measured ones where the time may change."""
+        """Measure the lines between two measured ones, if their times differ."""
         apart = self._times[high].seconds - self._times[low].seconds
         middle = (low + high) // 2
         if low < middle and apart > SAME * self._times[self._last].seconds and self._time_between(middle):
@@ -282,23 +283,23 @@ class _Climb:
             self._bisect(middle, high)
 
     def _free_alone(self, costs: list[StageCost], rungs: Sequence[Rung]) -> None:
-        """Measure what is gained if one of the costliest stages alone is free, where that was computed so far."""
+        """Measure the gain if only one stage is free, for the costliest stages whose gain was computed so far."""
         numbers = {stage.name: number for number, stage in enumerate(self._pipeline.stages)}
         computed = [cost for cost in costs if not cost.measured and cost.stage in numbers and not self._slow]
         for cost in sorted(computed, key=lambda cost: -cost.freed)[:_MEASURED_ALONE]:
-            with suppress(Exception):  # what fails here failed above, and there is a note
+            with suppress(Exception):  # a stage that fails here failed above, with a note
                 if (alone := self._pipeline.without(numbers[cost.stage])) is not None:
                     left = self._measure(f"without {cost.stage}", alone, self._training.run)
                     freed = max(0.0, warm_time(rungs).seconds - left.seconds)
                     costs[costs.index(cost)] = replace(cost, freed=freed, measured=True)
 
     def _confirm(self) -> None:
-        """Measure the whole loader once more, and the line below it where the two differ.
+        """Measure the whole loader once more, and the line below it if the two differ.
 
-        What storage costs is the difference of two lines that were measured at different times, so that other
-        processes or slower CPUs, which can only make a line longer, would be taken for storage. Of busy CPUs the
-        shorter times count, as they do where the CPUs, and not a wait, took what the whole loader takes longer;
-        elsewhere the first one of the whole loader does, since what was read is in memory now.
+        The cost of storage is the difference of these two lines, measured at different times, so a slowdown by other
+        processes or slower CPUs between them would look like storage. The line below keeps its shorter time. The whole
+        loader keeps its shorter time if the CPUs are busy, or if its additional time is CPU time and not a wait;
+        otherwise it keeps the first time, because the data are in memory by the second.
         """
         last, times = self._last, self._times
         first, below = times[last], times.get(last - 1)
@@ -320,13 +321,13 @@ class _Climb:
             return []
         try:
             measured = self._measure("random", batches, self._training.step, count_wait=False)
-        except Exception as error:  # the user's step, on data that it was not made for
+        except Exception as error:  # from the user's step, which may not support random data
             self._notes.append(f"no line 'random': the step failed on random data ({in_a_line(error)})")
             return []
         return [Rung("random", "random data made on the device, new in each step", measured)]
 
     def _note_drift(self, what: str, first: StepTime, now: StepTime) -> None:
-        """A note if something takes another time than at first."""
+        """Add a note if the second time of something differs from the first."""
         apart = now.low > first.high or now.high < first.low
         if apart and abs(now.seconds - first.seconds) > _DRIFT * first.seconds:
             self._notes.append(
@@ -335,10 +336,10 @@ class _Climb:
             )
 
     def _uneven(self, on_device: Sequence[Any]) -> tuple[float, float] | None:
-        """(shortest, longest) seconds of a step over different cached batches; None where they take equally long.
+        """(shortest, longest) seconds of a step over different cached batches; None if the times are equal.
 
-        They differ if the slowest is slower in each of seven rounds than the fastest in any, which chance brings about
-        in less than 1 % of all cases with four batches.
+        Times differ if their medians differ by more than a tenth, and the slowest batch is slower in each of seven
+        rounds than the fastest batch in any. With four batches, chance does that in less than 1 % of cases.
         """
         step, synchronize = self._training.step, self._training.synchronize
         most = int(min(_ROUND_SECONDS, 2 * self._share) / _ROUNDS / self._times[0].seconds)
@@ -359,7 +360,7 @@ class _Climb:
 
 
 def _computes_longer(line: StepTime, below: StepTime | None) -> bool:
-    """Whether most of what a step of `line` takes longer is time of a CPU."""
+    """Whether most of the additional time of a step of `line` is CPU time."""
     if below is None or line.cpu_busy is None or below.cpu_busy is None:
         return False
     computed = usable_cpus() * (line.cpu_busy * line.seconds - below.cpu_busy * below.seconds)
@@ -371,7 +372,7 @@ def _clone(leaf: Any) -> Any:
 
 
 def _changes(step: _Use, batch: Any) -> bool:
-    """Whether a step writes into tensors of its batch. The step is run on a copy."""
+    """Run a step on a copy of a batch: whether it changes tensors in place."""
     copied = map_tree(batch, _clone)
     tensors = [leaf for leaf in leaves(copied) if hasattr(leaf, "_version")]
     versions = [leaf._version for leaf in tensors]

@@ -1,11 +1,12 @@
-"""What a step would take if the loader were another: a model with few parameters, fitted to one diagnosis.
+"""The evidence for advice: a model of the step time with other loader settings, and the facts of the loader.
 
     step = max(floor, slowdown × max(work of a batch / workers, CPU time of a batch / CPUs, serial work of a batch))
     step = floor + slowdown × work of a batch                                                 without workers
 
-The floor is the step with the copy and the transfer, measured. The work of a batch is the sum of its stages, each timed
-alone in one worker; slowdown is what the workers really took more or less, where the diagnosis could see it, that is
-where they are the limit. What storage adds to the warm pipeline is work that waits.
+The model has few parameters and is fitted to one diagnosis. The floor is the measured step with its copy and transfer.
+The work of a batch is the sum of its stages, each timed alone in one worker. The slowdown is the measured time of the
+workers over the modelled one; it is 1 unless the workers are the limit. The time that storage adds to the warm pipeline
+is work that waits.
 """
 
 from __future__ import annotations
@@ -39,20 +40,21 @@ from readers.table import ImageInfo, headers_of
 
 __all__ = ["Evidence", "Facts", "Member", "Model", "fit", "gather"]
 
-_LIMITED = 1.05  # a step that takes so many times the floor waits for the workers
+_LIMITED = 1.05  # times the floor: a step that takes longer waits for the workers
 _SAME = 1.03
-_SLOWEST = 3.0  # times the work alone; what takes longer is not the workers'
-_COMPUTES, _COMPUTES_ON_BUSY = 0.5, 0.1  # of its time on the CPU
+_SLOWEST = 3.0  # times the work alone: a step that takes longer is not limited by the workers
+_COMPUTES, _COMPUTES_ON_BUSY = 0.5, 0.1  # share of a stage's time on the CPU
 _BUSY = 0.95  # of the CPUs
-_COMPUTING = ("decode", "augment")  # of our own loaders: they never wait
-_MOST_WORKERS = 4  # for each CPU: for work that waits
+_COMPUTING = ("decode", "augment")  # stages of our own loaders that never wait
+_MOST_WORKERS = 4  # per CPU, for work that waits
 
 
 @dataclass(frozen=True)
 class Model:
-    """work, cpu: seconds and CPU seconds of a batch in one worker, by stage. workers: 0 for none.
+    """A model of the time of a training step.
 
-    serial: the stages that only one worker does at a time.
+    work, cpu: seconds and CPU seconds of a batch in one worker, by stage. workers: 0 for none.
+    serial: the stages that only one worker can run at a time.
     """
 
     floor: float
@@ -64,7 +66,7 @@ class Model:
     serial: tuple[str, ...] = ()
 
     def seconds(self, *, workers: int | None = None, share: Mapping[str, float] | None = None) -> float:
-        """Seconds of a step with so many workers, and each stage at a share of its work."""
+        """Seconds of a step with this number of workers. share: the share of its work that each stage still has."""
         left, count = share or {}, self.workers if workers is None else workers
         work = {stage: seconds * left.get(stage, 1.0) for stage, seconds in self.work.items()}
         if count < 1:
@@ -74,14 +76,14 @@ class Model:
         return max(self.floor, self.slowdown * max(sum(work.values()) / count, cpu / self.cpus, serial))
 
     def enough_workers(self) -> int:
-        """The fewest workers with which a step takes as little as with any number of them."""
+        """The fewest workers for which more workers would not make a step noticeably faster."""
         most = max(self.workers, _MOST_WORKERS * self.cpus)
         best = self.seconds(workers=most)
         return next((n for n in range(1, most) if self.seconds(workers=n) <= _SAME * best), most)
 
 
 def is_computing(cost: StageCost, cpu_busy: float | None) -> bool:
-    """Whether a stage computes, rather than waits. On busy CPUs, what computes waits for them, too."""
+    """Whether a stage computes rather than waits. On busy CPUs, a stage that computes also waits for a CPU."""
     if cost.busy is None or cost.cpu is None:
         return False
     least = _COMPUTES_ON_BUSY if cpu_busy is not None and cpu_busy >= _BUSY else _COMPUTES
@@ -89,17 +91,17 @@ def is_computing(cost: StageCost, cpu_busy: float | None) -> bool:
 
 
 def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] = ()) -> Model | None:
-    """The model of a diagnosis; None where the times of the stages are not known. workers: 0 if there are none."""
+    """Fit the model to a diagnosis; None if the times of the stages are unknown. workers: 0 if there are none."""
     timed = [cost for cost in result.costs if cost.busy]
     alone = {cost.stage: cost.busy or 0.0 for cost in timed}
     cpu = {cost.stage: min(cost.cpu, alone[cost.stage]) for cost in timed if cost.cpu is not None}
-    # What computes takes its CPU time; the rest is what other processes took.
+    # The work of a computing stage is its CPU time; other processes took the rest of its time.
     work = {**alone, **{cost.stage: cpu[cost.stage] for cost in timed if is_computing(cost, result.full.cpu_busy)}}
     total = sum(work.values())
     if not total:
         return None
     count = result.workers if workers is None else workers
-    # From the step up: what runs in the training process, what runs in workers, and what only waits.
+    # The rungs, from the step on: stages in the training process, stages in workers, and waits.
     stages = [rung.stage for rung in result.rungs]
     of_workers = [number for number, stage in enumerate(stages) if stage in work]
     lines = (of_workers[0] - 1, of_workers[-1], -1)
@@ -113,7 +115,7 @@ def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] =
         limited = _LIMITED * floor < warm < _SLOWEST * replace(model, floor=0.0, work=alone).seconds()
         slowdown = warm / least if limited and least else 1.0
         waited = 0.0
-        if full > _LIMITED * max(floor, warm):  # what makes the work of a batch what the whole loader shows
+        if full > _LIMITED * max(floor, warm):  # the wait that explains the time of the whole loader
             waits = [full * count / slowdown - total]
             waits += [full / slowdown - sum(work.get(stage, 0.0) for stage in serial)] if serial else []
             waited = max(0.0, min(waits))
@@ -121,19 +123,19 @@ def fit(result: Diagnosis, workers: int | None = None, serial: tuple[str, ...] =
     return replace(model, work={storage: waited, **work}, slowdown=slowdown)
 
 
-# --- What is known of a loader, its data and its machine besides times.
-# Nothing here raises, and nothing is opened but a few files of the data set, for their sizes and headers; what cannot
-# be found out stays None, 0 or "".
+# --- Facts of a loader, its data and the machine, other than times.
+# Nothing here raises. Only a few files of the data set are opened, for their sizes and headers. Unknown facts stay
+# None, 0 or "".
 _PEEKED = 32
 _PEEK_SECONDS = 2.0
 _PEEK_BYTES = 16 << 20
-_NO_BYTES = 4096  # /proc/self/io itself is read, too
+_NO_BYTES = 4096  # fewer bytes than this are those of reading /proc/self/io
 _LISTS = ("samples", "imgs", "images", "files", "paths", "image_paths", "filenames", "image_files", "data")
 
 
 @dataclass(frozen=True)
 class Member:
-    """A member of the transform. stage: its stage in the diagnosis. module: where its class is defined."""
+    """A member of the transform. stage: its stage in the diagnosis. module: the module that defines its class."""
 
     stage: str
     name: str
@@ -144,19 +146,19 @@ class Member:
 class Facts:
     """Facts of the loader, its data and the node.
 
-    loader, dataset: names of their classes. ours: the samples come through a reader of this package.
-    place: directory or address of the data. files: "loose", "shards", "remote", "none" if samples are read from no
-    file, "" if unknown. filesystem: its type. local: whether it belongs to the node; in_memory: whether it is a tmpfs.
-    samples, mean_bytes: of the set, encoded. short_side: median, in pixels. media: the most frequent one. crop: short
-    side of the images in a batch. members: of the transform. ops: the ops of one of our recipes, by class name.
-    cached: the form that a cache keeps already.
-    workers: 0 if the loader works in the training process. prefetch: batches ahead, in all. pin_memory, device: of the
-    loader. batch_size. shuffled: in a random order over the whole set. decoder: "cpu", "pillow", "torchcodec/cuda", ….
-    no_codec: why the compiled codec is missing, "" where it is there.
-    gpus; gpu_bytes, gpu_free_bytes: memory of the first one. copies: whether batches are copied to a device.
-    memory_bytes, shm_bytes: free. faster: (directory, free bytes) to which the data could be staged. nodes: of the job.
-    unused_cache_bytes: of caches in /dev/shm that no process uses. simulated: the step only waits.
-    omp_threads: OMP_NUM_THREADS.
+    loader, dataset: names of their classes. ours: whether a reader of this package reads the samples.
+    place: directory or address of the data. files: "loose", "shards", "remote", "none" if no files are read, "" if
+    unknown. filesystem: its type. local: whether it belongs to the node. in_memory: whether it is a tmpfs.
+    samples: number of samples. mean_bytes: mean encoded size. short_side, long_side: medians, in pixels. media: the
+    most frequent encoding. crop: short side of the images in a batch. members: members of the transform. ops: ops of a
+    recipe of this package, by class name. cached: the form of an existing cache.
+    workers: 0 if the loader works in the training process. prefetch: total number of batches ahead. pin_memory, device,
+    batch_size: options of the loader. shuffled: whether the order is random over the whole set. decoder: "cpu",
+    "pillow", "torchcodec/cuda", …. no_codec: the reason why the compiled codec is missing, else "".
+    gpus: number of GPUs. gpu_bytes, gpu_free_bytes: memory of the current GPU. copies: whether batches are copied to a
+    device. memory_bytes, shm_bytes: free bytes. faster: (directory, free bytes) of places to stage the data. nodes:
+    nodes of the job. unused_cache_bytes: caches in /dev/shm that no process uses. simulated: whether the step only
+    waits. omp_threads: OMP_NUM_THREADS.
     """
 
     loader: str = ""
@@ -203,7 +205,7 @@ class Facts:
 
     @property
     def pixel_bytes(self) -> float:
-        """Bytes of the whole set as pixels; 0 if unknown."""
+        """Bytes of the whole set when decoded; 0 if unknown."""
         return 3.0 * self.samples * self.short_side * self.long_side
 
     @property
@@ -218,21 +220,21 @@ class Facts:
 
     @property
     def source(self) -> str:
-        """The set, as a command takes it."""
+        """The set as an argument of a command."""
         return quoted(self.place or "SET")
 
 
 def gather(
     loader: Any, result: Diagnosis, batch: Any, *, device: Any = None, copies: bool = False, simulated: bool = False
 ) -> Facts:
-    """The facts of any loader. batch: one of its batches. device, copies: where and whether batches are copied."""
+    """Gather the facts of any loader. batch: one of its batches. device: device of the batches. copies: see `Facts`."""
     facts: dict[str, Any] = {
         "loader": type(loader).__name__, "simulated": simulated, "copies": copies, "workers": result.workers,
         "batch_size": result.batch_size, "omp_threads": os.environ.get("OMP_NUM_THREADS", ""),
         "no_codec": unsupported_reason(),
     }  # fmt: skip
     for find in (_of_node, lambda: _of_loader(loader), lambda: _of_data(loader), lambda: _of_batch(batch)):
-        with suppress(Exception):  # of an object that is not what it looks like
+        with suppress(Exception):  # an object may only look like a known class
             facts |= find()
     if device is not None and facts.get("device", "cpu") == "cpu":
         facts["device"] = str(device)
@@ -245,7 +247,7 @@ def gather(
 
 
 def _owners(loader: Any) -> Iterator[Any]:
-    """The loader, its data set, and the data sets below that."""
+    """The loader, its data set, and the data sets that it wraps."""
     for _ in range(8):
         if loader is not None:
             yield loader
@@ -271,9 +273,9 @@ def _of_node() -> dict[str, Any]:
 
 
 def _places_nearby(facts: Facts) -> tuple[tuple[str, int], ...]:
-    """Directories of this node that are faster than that of the data, with their free bytes: memory last.
+    """Directories of this node that are faster than the directory of the data, with their free bytes, memory last.
 
-    On a local disk only memory is faster; in memory nothing is.
+    For data on a local disk only memory is faster; for data in memory nothing is.
     """
     if facts.in_memory or not facts.place:
         return ()
@@ -303,7 +305,7 @@ def _of_loader(loader: Any) -> dict[str, Any]:
 
 
 def _of_batch(batch: Any) -> dict[str, Any]:
-    """The size of the images in a batch."""
+    """The short side of the images in a batch."""
     for leaf in leaves(batch):
         shape = tuple(getattr(leaf, "shape", ()))
         channels = [d for d in (1, 3) if len(shape) == 4 and shape[d] in (1, 3, 4)]
@@ -345,7 +347,7 @@ def _of_reader(reader: Reader) -> dict[str, Any]:
         remote = not isinstance(place[0], Path)
         facts["place"] = str(place[0]).rpartition("/")[0]
         facts["files"] = "remote" if remote else "loose" if isinstance(store, LooseFiles) else "shards"
-        with suppress(Exception):  # of a set: its own directory, which commands take
+        with suppress(Exception):  # a set has a directory, which commands accept
             facts["place"] = str(reader.path)
     if type(reader).__name__ == "CachedReader":
         facts["cached"] = forms[-1].kind if forms else reader.keep.kind  # type: ignore[attr-defined]
@@ -366,7 +368,7 @@ def _of_images(info: ImageInfo) -> dict[str, Any]:
 
 
 def _of_files(owners: Sequence[Any]) -> dict[str, Any]:
-    """Facts of a data set that keeps a list of its files."""
+    """Facts of a data set of another package: of its list of files, or whether it reads any file."""
     for owner, name in itertools.product(owners, _LISTS):
         listed = getattr(owner, name, None)
         if not isinstance(listed, Sequence) or isinstance(listed, str | bytes) or not len(listed):
@@ -400,13 +402,13 @@ def _of_paths(paths: list[Path], samples: int) -> dict[str, Any]:
     return {**facts, "decoder": "pillow", **_of_images(headers_of(images))}
 
 
-# --- What advice is made from: a diagnosis, the facts of the loader, and the model that predicts other loaders.
+# --- The evidence: a diagnosis, the facts of the loader, and the model.
 _WORTHWHILE = 0.1  # of a step
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """A diagnosis with the facts, and the model that is fitted to it: None where the stages have no times."""
+    """A diagnosis with its facts and its model. model: None if the times of the stages are unknown."""
 
     diagnosis: Diagnosis
     facts: Facts
@@ -414,21 +416,21 @@ class Evidence:
 
     @classmethod
     def of(cls, diagnosis: Diagnosis, facts: Facts) -> Evidence:
-        """With the model of the diagnosis."""
-        if facts.loader == "ImageLoader":  # whose threads decode together and read one after the other
+        """Fit the model to a diagnosis."""
+        if facts.loader == "ImageLoader":  # its threads decode concurrently, but only one reads at a time
             return cls(diagnosis, facts, fit(diagnosis, serial=("storage", "read")))
         return cls(diagnosis, facts, fit(diagnosis, facts.workers if facts.loader == "DataLoader" else None))
 
     def freed(self, stage: str) -> float:
-        """Seconds of a step that are gained if a stage is free; 0 for a missing one."""
+        """Seconds of a step gained if a stage is free; 0 for a missing stage."""
         return sum(cost.freed for cost in self.diagnosis.costs if cost.stage == stage)
 
     def added(self, stage: str) -> float:
-        """Seconds of a step that the line of a stage adds; 0 for a missing one."""
+        """Seconds that the line of a stage adds to a step; 0 for a missing stage."""
         return sum(cost.added for cost in self.diagnosis.costs if cost.stage == stage)
 
     def costs(self, *stages: str) -> bool:
-        """Whether a step gains a tenth if these stages are free, alone or together."""
+        """Whether a step is more than a tenth shorter if these stages are free, alone or together."""
         full = self.diagnosis.full.seconds
         gain = max(map(self.freed, stages), default=0.0)
         if (left := self.predict(*stages)) is not None:
@@ -436,15 +438,15 @@ class Evidence:
         return any(map(self.freed, stages)) and gain > _WORTHWHILE * full
 
     def predict(self, *stages: str, left: float = 0.0) -> float | None:
-        """Seconds of a step with so much left of the work of these stages; None if that cannot be said."""
+        """Seconds of a step if only the share `left` of these stages' work is left; None without a model."""
         return None if self.model is None else self.model.seconds(share=dict.fromkeys(stages, left))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of all stages, "step" first."""
+        """Names of all stages, "step" first."""
         return tuple(cost.stage for cost in self.diagnosis.costs)
 
     def waits(self, stage: str) -> bool:
-        """Whether a stage mostly waits and does not compute; also storage, of which only the wait is known."""
+        """Whether a stage mostly waits rather than computes; True for storage, of which only the wait is measured."""
         busy = self.diagnosis.full.cpu_busy
         return any(cost.stage == stage and not is_computing(cost, busy) for cost in self.diagnosis.costs)

@@ -1,8 +1,7 @@
 """`ImageLoader` cut into stages: storage, read, decode, augment.
 
-The stages are cut by the tiers of the cache (`tiers`): the loader runs over the same few samples in the page cache,
-then over their encoded bytes in memory, then over their pixels. Its threads, its decoder and its recipe stay what they
-are.
+The loader runs over the same few samples in the page cache, then over their encoded bytes in memory, then over their
+pixels in memory (`tiers`). Its threads, decoder and recipe stay the same.
 """
 
 from __future__ import annotations
@@ -26,13 +25,16 @@ from readers.trace import Trace
 __all__ = ["ImageLoaderPipeline"]
 
 _ENDLESS = 1 << 40
-_ALONE_SECONDS, _ALONE_BATCHES, _ALONE_ROUNDS = 0.2, 4, 4  # of one thread over each tier, in turns
-_LONG_ROUND_SECONDS = 2.0  # of which one must do
+_ALONE_SECONDS, _ALONE_BATCHES, _ALONE_ROUNDS = 0.2, 4, 4  # for one thread over each tier, in turns
+_LONG_ROUND_SECONDS = 2.0  # no further round begins after this time
 
 
 @dataclass(frozen=True)
 class Repeated(PlainOrder):
-    """Some samples again and again, in an epoch that does not end. rows: of a reader of so many samples, int64 [n]."""
+    """An order that repeats some samples in an endless epoch.
+
+    rows: rows of the samples, int64 [n]. samples: number of samples in the reader.
+    """
 
     rows: Int64s
     samples: int
@@ -49,7 +51,7 @@ class Repeated(PlainOrder):
 
 
 class ImageLoaderPipeline(Pipeline):
-    """See the head of the module. distinct: how many different batches are replayed."""
+    """An `ImageLoader` cut into stages. distinct: number of different batches to replay."""
 
     def __init__(self, loader: ImageLoader, distinct: int = 4) -> None:
         self._loader, self.distinct = loader, distinct
@@ -57,7 +59,9 @@ class ImageLoaderPipeline(Pipeline):
         count = min(len(loader.reader), distinct * loader.batch_size, len(loader.order))
         if not count or count < loader.batch_size:
             raise PipelineError(f"the loader gives no batch: {count} samples, batches of {loader.batch_size}")
-        last = np.arange(len(loader.order) - count, len(loader.order), dtype=np.int64)  # read by no loop that begins
+        last = np.arange(
+            len(loader.order) - count, len(loader.order), dtype=np.int64
+        )  # not read at the start of a loop
         tiers = Tiers.of(loader.reader, list(dict.fromkeys(loader.order.indices(0, last).tolist())))
         self.size_error, self._tiers = tiers.size_error, tiers.readers
         for reader in tiers.readers[1:]:
@@ -73,10 +77,10 @@ class ImageLoaderPipeline(Pipeline):
             return self.from_memory()
         if count:
             return endless(self._over(count, self._loader.threads))
-        return endless(self._whole)  # a second time its next epoch
+        return endless(self._whole)  # a second call gives the next epoch
 
     def without(self, number: int) -> Iterator[Any] | None:
-        """Of "augment", its ops on pixels are left out; the resize is not, without which there is no batch."""
+        """As in `Pipeline`, for "augment" only: without its ops on pixels. The resize stays, as a batch needs it."""
         ops = self._loader.recipe.ops
         others = [op for op in ops if op.stage is not OpStage.PIXELS]
         if self.stages[number].name != "augment" or len(others) == len(ops):
@@ -92,10 +96,10 @@ class ImageLoaderPipeline(Pipeline):
         return self._loader.record(trace)
 
     def _alone(self) -> list[tuple[float, float]]:
-        """For each tier, seconds and CPU seconds of a batch by one thread, without a step.
+        """Seconds and CPU seconds of a batch by one thread, over each tier, without a training step.
 
-        The tiers take turns, and of each the shortest time counts: other processes, and a CPU that runs slower for a
-        while, only make one longer.
+        The tiers take turns, and the shortest time of each counts, because other processes or a slower CPU can only
+        make a time longer.
         """
         start, rounds = time.perf_counter(), list[list[tuple[float, float]]]()
         while len(rounds) < _ALONE_ROUNDS and (not rounds or time.perf_counter() - start < _LONG_ROUND_SECONDS):
@@ -115,7 +119,7 @@ class ImageLoaderPipeline(Pipeline):
 
 
 def make_pipeline(loader: ImageLoader) -> Pipeline:
-    """The loader, cut; as one stage where it keeps the depth of images, of which no cache holds the pixels."""
+    """The pipeline of a loader: one stage if it does not decode to RGB, as no cache holds the other pixels."""
     if loader.decode != "RGB":
         return IterablePipeline(loader)
     return ImageLoaderPipeline(loader)

@@ -1,19 +1,19 @@
-"""The stage that limits training: the ladder of caches, read in both directions.
+"""The ladder of caches, which shows the stage that limits training.
 
-    random      random data made on the device, new in each step: does the time of a step depend on the data?
-    step        batches in the memory of the device: what training itself takes
+    random      new random data in each step, made on the device: does the time of a step depend on the data?
+    step        batches in the memory of the device: the training step alone
     copy        batches in the memory of the host, copied in each step
-    …           one more stage at a time runs for real, from the consumer back to storage
-    storage     the loader as it is
+    …           one more stage runs for real on each line, from the training step back to storage
+    storage     the unchanged loader
 
-What a rung adds to the time of a step is what its stage costs *with everything behind it for free* (added). The other
-reading leaves the loader as it is and replaces one stage alone by memory (freed). They differ where stages hide behind
-one another: what a rung adds hides behind the training step until the workers are slower than it, and a stage that
-only tips over a limit, as of CPUs that are all busy, gets the blame of those before it. Therefore the verdict follows
-`freed`, and a stage whose two figures disagree carries the reason.
+Each stage has two costs. `added` is the time that its rung adds to a step, with all earlier stages of the loader for
+free. `freed` is the time that a step gains if this stage alone is replaced by memory. They differ if stages overlap:
+the time of a rung hides behind the training step until the workers are slower than the step, and a stage that only
+exhausts the CPUs is blamed for the stages below it. Therefore the verdict is based on `freed`, and a stage whose two
+costs disagree has a reason.
 
-The differential reading is that of J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB
-14(5), 2021.
+The differential method is from J. Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", PVLDB 14(5),
+2021.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ _VERSION = 2
 class Rung:
     """The time of a step when `stage` and all stages nearer to training run for real.
 
-    measured: False where the lines on both sides of it take equally long, so that its time is that of the one before;
-    done where the loader is too slow to measure all.
+    measured: False if the loader is too slow to measure all rungs, and the rungs on both sides take equally long, or if
+    the measurement failed; the time is then that of the previous rung.
     """
 
     stage: str
@@ -76,11 +76,11 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class StageCost:
-    """What a stage costs, in seconds of a step.
+    """The cost of a stage, in seconds of a step.
 
-    added: by the ladder, with all stages before it for free. freed: what a step gains if it alone is free; measured
-    says whether that was seen or computed from `busy`, the seconds of one batch in one undisturbed worker, of which
-    `cpu` are on the CPU. reason: why the two readings disagree, "" where they agree.
+    added: the time that its rung adds, with all earlier stages of the loader for free. freed: the gain if this stage
+    alone is free. measured: whether `freed` was measured; otherwise it is computed from `busy`. busy, cpu: seconds and
+    CPU seconds of one batch in one undisturbed worker. reason: the reason why `added` and `freed` disagree, else "".
     """
 
     stage: str
@@ -95,10 +95,10 @@ class StageCost:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A tip that fits the evidence. id: of the row in the table of tips.
+    """A tip that fits the evidence. id: id of the row in the table of tips.
 
     why: the evidence, with figures. how: a command, an option or a line of code. seconds: predicted time of a step;
-        None without a prediction. gain: seconds of a step that are gained, 0.0 where seconds is None.
+        None without a prediction. gain: predicted seconds saved per step; 0.0 if `seconds` is None.
     """
 
     id: str
@@ -111,21 +111,21 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Where the time of a training step goes.
+    """The result of `diagnose`: the parts of the time of a training step, and the bottleneck.
 
     rungs: from the step alone to the unchanged loader; with a model, "random" comes before the step.
     costs: of each stage from the step on, in the same order.
     culprit: the name of the costliest stage; "workers" if a few more workers would be enough; "" if the data keep up.
-    verdict: the same in a sentence.
+    verdict: the culprit as a sentence.
     bound: seconds of a step if the culprit cost nothing.
     batch_size: samples in a batch, None if unknown.
     workers, workers_needed: the present number, and the number that would keep up; None if the times of the stages are
         unknown.
     cpus, cpus_needed: usable CPUs of this process, and CPUs that the stages of the loader need to keep up.
-    notes: what limits the reading.
-    pinned: the line "copy" with batches in page-locked memory; None if the loader's already are, or without a GPU.
+    notes: limits of the measurement.
+    pinned: the line "copy" with batches in page-locked memory; None if they already are, or without a GPU.
     batch_bytes: bytes of the arrays in a batch.
-    advice: what to change, the largest gain first.
+    advice: recommended changes, the largest gain first.
     usage: utilisation of the machine during the diagnosis, with a mark where each line begins; None if it could not be
         sampled.
     """
@@ -158,29 +158,29 @@ class Diagnosis:
 
     @property
     def utilization(self) -> float:
-        """Share of the time in which the device has work, 0 to 1: that of the step alone, of the whole."""
+        """Share of the time in which the device has work, 0 to 1: time of the step alone over time of the full step."""
         return min(1.0, self.step.seconds / self.full.seconds)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries. version: of this document, for programs."""
+        """The diagnosis as numbers, strings, lists and dictionaries. "version" is the version of this format."""
         usage = None if self.usage is None else self.usage.to_dict()
         values = asdict(replace(self, usage=None))
         return {"version": _VERSION, **values, "utilization": self.utilization, "usage": usage}
 
 
-# --- The time of a training step, with an interval, and how busy the CPUs were meanwhile.
+# --- The time of a training step, with an interval, and the CPU utilisation meanwhile.
 _BLOCKS = 8
-_LEAST = 1e-9  # seconds: no step takes no time
+_LEAST = 1e-9  # seconds, so that no time is 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """Seconds of a step: the median over blocks of steps, and the interval from `low` to `high` that it is in.
+    """Seconds of a step: the median over blocks of steps, and its interval from `low` to `high`.
 
-    The interval is that of order statistics, which assumes nothing of the distribution: with 8 blocks from the second
-    to the seventh, which has the median in 93 % of all cases; with fewer from the smallest to the largest.
-    wait: seconds of it in which the loop waited for its batch. cpu_busy: share of the CPUs that were busy, of all
-    processes, 0 to 1, None where the kernel does not say.
+    The interval is from order statistics, without assumptions on the distribution: with 8 blocks, from the second to
+    the seventh, which contains the median with 93 % probability; with fewer, from the smallest to the largest.
+    wait: seconds per step in which the loop waited for its batch. cpu_busy: utilisation of the CPUs by all processes, 0
+    to 1; None if unknown.
     """
 
     seconds: float
@@ -208,9 +208,9 @@ def time_steps(
 ) -> StepTime:
     """Run `warmup` steps, then steps for about `seconds`, in blocks whose means give the interval.
 
-    Slow batches end both earlier: the warm-up after one batch of each worker, the measurement after `least_blocks`.
-    workers: steps that a block has at least, because workers deliver in turns. count_wait: whether the wait for batches
-    is part of the time. synchronize: waits for the device at the end of a block, so that its work is part of the time.
+    If batches are slow, the warm-up may end after one batch per worker, and the measurement after `least_blocks`.
+    workers: least number of steps in a block, because workers deliver in turns. count_wait: whether the time includes
+    the wait for batches. synchronize: waits for the device at the end of a block, so that the time includes its work.
     """
     start = time.perf_counter()
     for number in range(warmup):
@@ -244,9 +244,9 @@ def time_steps(
 
 
 def _cpu_times() -> tuple[float, float]:
-    """(busy, all) seconds of the CPUs that this process may use, since boot; (0, 0) where the kernel does not say.
+    """(busy, total) seconds of the CPUs that this process may use, since boot; (0, 0) if unknown.
 
-    Busy is also what a hypervisor took.
+    Busy includes the time that a hypervisor took (steal).
     """
     own, mine = affinity(), list[CpuSeconds]()
     with suppress(OSError):
@@ -255,15 +255,15 @@ def _cpu_times() -> tuple[float, float]:
 
 
 def in_ms(seconds: float) -> str:
-    """12.3 ms."""
+    """Seconds as text in milliseconds: "12.3 ms"."""
     return f"{1e3 * seconds:.1f} ms"
 
 
-# --- What may make a ladder mislead, said where it applies and nowhere else.
+# --- Notes on reasons why a ladder may mislead, each given only if it applies.
 _NOTICEABLE = 0.2  # of the time of a stage
-_COMPUTES = 0.5  # of the time of a stage that computes
-_SMALL = 0.02  # of the time of a step, in a worker: too little to say anything about
-_BANDWIDTH = 1e9  # bytes/s; what moves data faster than this depends on where they are
+_COMPUTES = 0.5  # least share of CPU time in a stage that computes
+_SMALL = 0.02  # of the time of a step, in a worker: too little for a note
+_BANDWIDTH = 1e9  # bytes/s: the speed of faster stages depends on whether the data are in a CPU cache
 
 
 def caveats(
@@ -274,11 +274,11 @@ def caveats(
     sizes: Sequence[int] = (),
     replayed: Sequence[int] = (),
 ) -> Iterator[str]:
-    """The notes that apply.
+    """The notes that apply to a ladder.
 
-    uneven: (shortest, longest) seconds of a step over different cached batches, None where they do not differ.
-    step: the time of the step next to that of random data.
-    sizes, replayed: bytes of the batches of the whole loader, and of those that are replayed.
+    uneven: (shortest, longest) seconds of a step over different cached batches; None if they do not differ.
+    step: the time of the step, measured just before that of random data.
+    sizes, replayed: bytes of each batch of the whole loader, and of each replayed batch.
     """
     full, rungs = result.full.seconds, result.rungs[[rung.stage for rung in result.rungs].index("step") :]
     jump, rung = max(
@@ -286,7 +286,7 @@ def caveats(
         key=lambda one: one[0],
     )
     cost, busy = next(cost for cost in result.costs if cost.stage == rung.stage), rung.time.cpu_busy or 0.0
-    waits = cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy  # and so needs no CPU
+    waits = cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy  # so it needs no CPU
     if result.culprit and not waits and busy >= BUSY and jump > SAME * full:
         yield (
             f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: that stage may only have "
@@ -338,7 +338,7 @@ def caveats(
 
 
 def _cpu_cache_bytes() -> int:
-    """Bytes of the largest cache of a CPU, 0 where the kernel does not say."""
+    """Bytes of the largest cache of a CPU; 0 if unknown."""
     largest = 0
     for size in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
         with suppress(OSError, ValueError):
@@ -348,15 +348,15 @@ def _cpu_cache_bytes() -> int:
 
 # --- The rungs of a ladder as costs, and the costs as a verdict.
 SAME = 0.1  # times that differ by less are taken as equal
-_KEEPS_UP = 0.15  # of the time of a step: a training job that waits less is fast enough
+_KEEPS_UP = 0.15  # of the time of a step: if training waits less, the loader is fast enough
 BUSY = 0.95  # of the CPUs: no room for more work
-_UNTIMED = ("storage", "loading")  # stages of the workers whose time in one of them is not known
-_FEW_WORKERS = 1.1  # so many more are a better answer than the name of a stage
-_UNSURE = 0.2  # times that differ by less are taken as equal where their intervals overlap
+_UNTIMED = ("storage", "loading")  # stages in workers whose time in one worker may be unknown
+_FEW_WORKERS = 1.1  # if this many more workers are enough, they are the verdict rather than a stage
+_UNSURE = 0.2  # times that differ by less are taken as equal if their intervals overlap
 
 
 def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
-    """The costs as the ladder and the clocks of the stages give them; the first of both readings is the step itself."""
+    """The costs of the stages, from the rungs and the timed stages; the first one is the step itself."""
     stages = pipeline.stages
     known = {stage.name: stage for stage in stages}
     warm = warm_time(rungs).seconds
@@ -367,11 +367,11 @@ def costs_of(rungs: list[Rung], pipeline: Pipeline) -> list[StageCost]:
         added = max(0.0, rung.time.seconds - below.time.seconds)
         stage = known.get(rung.stage, Stage(rung.stage))
         freed, measured = added, stage.seconds is None or not pipeline.concurrent
-        if rung.stage == "read" and (measured or not work):  # nothing is before it but what it waits for
+        if rung.stage == "read" and (measured or not work):  # it is the first stage except for storage
             freed, measured = max(0.0, warm - below.time.seconds), True
         elif work > 0 and not measured:
             freed = max(0.0, warm - max(floor, warm - warm * _work(stage) / work))
-        elif rung.time.low <= below.time.high:  # a difference that may be chance
+        elif rung.time.low <= below.time.high:  # the difference may be chance
             freed = 0.0
         costs.append(StageCost(rung.stage, rung.what, added, freed, measured, stage.seconds, stage.cpu_seconds))
     return costs
@@ -388,19 +388,21 @@ def _floor(rungs: Sequence[Rung], stages: tuple[Stage, ...]) -> float:
 
 
 def warm_time(rungs: Sequence[Rung]) -> StepTime:
-    """The time of a step of the whole pipeline over the few samples that are replayed: what a freed stage is compared
-    with, so that its gain is not that of a warm page cache."""
+    """The time of a step of the whole pipeline over the replayed samples.
+
+    A freed stage is compared with it, so that its gain does not include that of a warm page cache.
+    """
     return next((rung.time for rung in rungs if rung.stage == "read"), rungs[-1].time)
 
 
 def _work(stage: Stage) -> float:
-    """Seconds of a batch in a worker: on the CPU if that is most of it, since the rest is then other processes'."""
+    """Seconds of a batch in a worker: CPU time if that is most of it, as other processes then took the rest."""
     wall, cpu = stage.seconds or 0.0, stage.cpu_seconds or 0.0
     return cpu if cpu > 0.5 * wall else wall
 
 
 def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...]:
-    """The costs, each with the reason why its two readings disagree."""
+    """The costs, each with the reason if `added` and `freed` disagree."""
     full, step = rungs[-1].time, costs[0].added
     reasoned = [costs[0]]
     for cost in costs[1:]:
@@ -417,14 +419,14 @@ def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...
 
 
 def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, ...]) -> Diagnosis:
-    """What the costs say."""
+    """The diagnosis that follows from the costs."""
     step, full = next(rung.time for rung in rungs if rung.stage == "step"), rungs[-1].time
     cpus, workers = usable_cpus(), pipeline.workers
     floor = _floor(rungs, pipeline.stages)
     busy = [stage.seconds for stage in pipeline.stages if stage.seconds is not None]
     cpu = [stage.cpu_seconds for stage in pipeline.stages if stage.cpu_seconds is not None]
     worst = max(costs[1:], key=lambda cost: cost.freed)
-    limited = worst.stage in _in_workers(pipeline.stages)  # then the workers are busy all the time
+    limited = worst.stage in _in_workers(pipeline.stages)  # if so, the workers are always busy
     needed = max(sum(busy), full.seconds * workers if limited else 0.0) / floor if busy else None
     cpus_needed = sum(cpu) / floor if cpu else None
     result = Diagnosis(rungs, costs, "", "", step.seconds, None, workers, needed, cpus, cpus_needed, pipeline.notes)
@@ -444,7 +446,7 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
         verdict = f"too few workers: {workers}, and {math.ceil(needed)} would keep up; {gain}"
         bound = min(full.seconds, max(floor, full.seconds * workers / needed))
         return replace(result, culprit="workers", verdict=verdict, bound=bound)
-    waits = ""  # on busy CPUs it may just wait for one of them
+    waits = ""  # on busy CPUs, the stage may only be waiting for a CPU
     if room and worst.busy and worst.cpu is not None and worst.cpu < 0.5 * worst.busy:
         waits = f", which waits {1 - worst.cpu / worst.busy:.0%} of its time and does not compute,"
     verdict = f"{worst.stage} ({worst.what}){waits} limits training; {gain}"
@@ -454,8 +456,8 @@ def judge(pipeline: Pipeline, rungs: tuple[Rung, ...], costs: tuple[StageCost, .
 def _bound(cost: StageCost, rungs: tuple[Rung, ...]) -> float:
     """Seconds of a step of the whole loader if a stage cost nothing.
 
-    What storage adds is added to the rest where a worker waits for it. On busy CPUs all work takes so much longer; so
-    it does where the two lines differ by chance.
+    The time that storage adds stays the same if workers wait for it. Otherwise, on busy CPUs or if the whole loader and
+    the warm pipeline differ by chance, it scales with the remaining work.
     """
     full, warm = rungs[-1].time, warm_time(rungs)
     waits = full.low > warm.high and (full.cpu_busy is None or full.cpu_busy < BUSY)
@@ -464,20 +466,20 @@ def _bound(cost: StageCost, rungs: tuple[Rung, ...]) -> float:
     return (warm.seconds - cost.freed) * full.seconds / warm.seconds
 
 
-# --- A diagnosis for people: lines for a terminal of a given width, and the tables that reports show, too.
-# A table is its headings and its rows of texts. Where the last heading is "", the last cells are remarks; see
+# --- A diagnosis as lines for a terminal of a given width, and as tables, also used in reports.
+# A table has headings and rows of texts. If the last heading is "", the last cells are remarks; see
 # `cache.messages.table`.
 _LEAST_WIDTH, _NAME = 60, 12
 Table: TypeAlias = tuple[Sequence[str], list[list[str]]]
 
 
 def verdict_lines(result: Diagnosis, width: int = 80) -> list[str]:
-    """The verdict."""
+    """The verdict as lines."""
     return wrapped(result.verdict, max(_LEAST_WIDTH, width), "")
 
 
 def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
-    """The ladder with bars, the costs of the stages in both readings, what would keep up, and notes."""
+    """The ladder with bars, the costs of the stages, the workers and CPUs needed, and notes, as lines."""
     width = max(_LEAST_WIDTH, width)
     facts = [f"the device has work {result.utilization:.0%} of the time"]
     facts += [f"{name}: {fact}" for name, fact in facts_of(result)]
@@ -488,7 +490,7 @@ def diagnosis_lines(result: Diagnosis, width: int = 80) -> list[str]:
 
 # --- the ladder -------------------------------------------------------------------------------------------------------
 def ladder_table(result: Diagnosis) -> Table:
-    """A row for each rung, with what it is."""
+    """A row for each rung, with its description."""
     size, rows = result.batch_size, []
     for rung in result.rungs:
         time = rung.time
@@ -508,7 +510,7 @@ def _ladder_lines(result: Diagnosis, width: int) -> list[str]:
     longest = max(rung.time.seconds for rung in result.rungs)
     bars = [rung.time.seconds / longest for rung in result.rungs]
     optional = ["CPUs busy", "from–to", "steps/s", "images/s"]
-    if result.batch_size is not None:  # steps/s say the same as images/s
+    if result.batch_size is not None:  # images/s make steps/s redundant
         optional[1:3] = ["steps/s", "from–to"]
     lines = table(headings[:-1], rows, width, bars=bars, optional=optional)
     return lines if all(rung.measured for rung in result.rungs) else [*lines, "* not measured: as the line before"]
@@ -532,7 +534,7 @@ def _described(cost: StageCost) -> str:
 
 
 def facts_of(result: Diagnosis) -> list[tuple[str, str]]:
-    """(name, fact): the bound, and the workers and CPUs that would keep up."""
+    """(name, fact) of the workers and CPUs needed, the step with pinned batches, and the bound."""
     facts = []
     if result.workers_needed is not None:
         facts.append(("workers", f"{result.workers}; {result.workers_needed:.1f} would keep up with training"))
@@ -548,7 +550,7 @@ def facts_of(result: Diagnosis) -> list[tuple[str, str]]:
 
 # --- findings ---------------------------------------------------------------------------------------------------------
 def advice_lines(advice: Iterable[Advice], width: int = 80) -> list[str]:
-    """Advice for a terminal, after an empty line: what, why, how, and what it should bring.
+    """Advice as lines for a terminal: title with the predicted time, reason, and the change to make.
 
     Commands and code are not wrapped.
     """

@@ -1,9 +1,10 @@
-"""What a diagnosis asks of a loader: its batches with the first stages of the work replaced by memory.
+"""The interface of a loader to a diagnosis: its batches, with the first stages of the work replaced by memory.
 
-A pipeline is a list of stages, in the order in which a sample passes through them. `cached(n)` gives the batches that
-the loader would give if its first n stages cost nothing, because their results for a few samples are in memory; what
-follows runs as in training, in the same workers. `cached(0)` is the loader as it is.
+A pipeline is a list of stages, in the order in which a sample passes through them. `cached(n)` gives the batches of the
+loader as if its first n stages cost nothing, because their results for a few samples are in memory. The other stages
+run as in training, in the same workers. `cached(0)` is the unchanged loader.
 
+    storage | read | decode | augment                              an ImageLoader
     storage | read | transform 1 | … | collate | transfer          a torch DataLoader
     loading                                                        any other iterable
 """
@@ -44,17 +45,17 @@ __all__ = [
     "tree_bytes",
 ]
 
-# Loaders that can be cut and rebuilt: the module that defines the class, the class, and the module here that does it.
+# Loaders that can be cut and rebuilt: the module that defines the class, the class, and the module here that cuts it.
 _KNOWN = (("readers.loader", "ImageLoader", "imageloader"), ("torch.utils.data", "DataLoader", "dataloader"))
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A step of the work.
+    """A stage of the work.
 
-    seconds, cpu_seconds: of one batch in one worker that nothing disturbs, None if unknown.
-    copying: seconds of a batch that handing out recorded values takes, where this stage is the first to run.
-    kept_bytes: of all values that are replayed there.
+    seconds, cpu_seconds: times of one batch in one undisturbed worker; None if unknown.
+    copying: seconds to copy the recorded values of a batch, when this stage is the first to run.
+    kept_bytes: bytes of all values replayed before this stage.
     """
 
     name: str
@@ -70,21 +71,21 @@ class Pipeline(ABC):
 
     stages: tuple[Stage, ...]
     workers: int = 1
-    concurrent: bool = True  # whether they work while the training step runs
-    more_workers: bool = False  # whether their number is the user's to choose
-    distinct: int = 1  # different batches that are replayed
-    warmup: int = 1  # batches that are in flight when a loop begins: of these the time says nothing
-    notes: tuple[str, ...] = ()  # what could not be cut, and why
-    size_error: float = 0.0  # share by which the samples that are replayed may be larger or smaller than all
+    concurrent: bool = True  # whether workers run while the training step runs
+    more_workers: bool = False  # whether the user can choose the number of workers
+    distinct: int = 1  # number of different batches to replay
+    warmup: int = 1  # batches in flight when a loop begins, whose times are meaningless
+    notes: tuple[str, ...] = ()  # stages that could not be cut, and why
+    size_error: float = 0.0  # relative error of the mean size of the replayed samples
     _kept: Sequence[Any] = ()
-    fresh: bool = False  # whether training changes its batches, so that each replayed one must be a copy
+    fresh: bool = False  # whether training changes its batches in place, so that each replayed batch must be a copy
 
     @abstractmethod
     def cached(self, count: int) -> Iterator[Any]:
         """Endless batches for which the first `count` stages cost nothing; closing the iterator ends the workers."""
 
     def from_memory(self, keep: Callable[[Any], Any] = lambda leaf: leaf) -> Iterator[Any]:
-        """Endless: the first `distinct` batches of which only the last stage runs, from memory. keep: of each leaf."""
+        """Endless batches from memory: the first `distinct` ones, with all stages done. keep: applied to each leaf."""
         if not self._kept:
             with ending(self.cached(len(self.stages) - 1)) as batches:
                 self._kept = [map_tree(batch, keep) for batch in itertools.islice(batches, self.distinct)]
@@ -95,12 +96,12 @@ class Pipeline(ABC):
         return None
 
     def record(self, trace: Trace) -> AbstractContextManager[None]:
-        """Inside the block, what the loader's own threads do is added to the trace, where it can say."""
+        """Inside the block, add the work of the loader's threads to the trace, if the loader supports it."""
         return nullcontext()
 
 
 class IterablePipeline(Pipeline):
-    """Any iterable of batches: a single stage, since nothing is known of what is inside."""
+    """Any iterable of batches, as a single stage."""
 
     def __init__(self, loader: Iterable[Any], distinct: int = 4) -> None:
         self._loader = loader
@@ -114,7 +115,7 @@ class IterablePipeline(Pipeline):
 def module_for(loader: Any) -> Any:
     """The module with `make_pipeline` for loaders of this class; None if there is none."""
     for module, kind, here in _KNOWN:
-        defined = sys.modules.get(module)  # where it was never imported, no loader is of this class
+        defined = sys.modules.get(module)  # no loader is of this class if the module was never imported
         if defined is not None and isinstance(loader, getattr(defined, kind)):
             return importlib.import_module(f"packer.tools.diagnose.{here}")
     return None
@@ -132,13 +133,13 @@ def endless(batches: Iterable[Any]) -> Iterator[Any]:
 
 
 def in_a_line(error: BaseException) -> str:
-    """The class of an error, and the first line of what it says."""
+    """The class of an error, and the first line of its message."""
     return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:200]}"
 
 
 @contextmanager
 def ending(batches: Iterator[Any]) -> Iterator[Iterator[Any]]:
-    """The batches, whose workers end with the block."""
+    """Give the batches, and end their workers at the end of the block."""
     try:
         yield batches
     finally:
@@ -146,9 +147,9 @@ def ending(batches: Iterator[Any]) -> Iterator[Iterator[Any]]:
 
 
 def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any], bool] = lambda value: False) -> Any:
-    """Tuples, lists and mappings with `function` of each leaf in its place.
+    """Replace each leaf in nested tuples, lists and mappings by `function` of it.
 
-    is_leaf: says of a container whether it is taken as a whole.
+    is_leaf: whether a container counts as a leaf.
     """
 
     def below(item: Any) -> Any:
@@ -160,7 +161,7 @@ def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any]
         mapped = {key: below(item) for key, item in value.items()}
         if type(value) is dict:
             return mapped
-        copied = copy.copy(value)  # which keeps what its class has besides items
+        copied = copy.copy(value)  # keeps other attributes of its class
         try:
             copied.update(mapped)  # type: ignore[attr-defined]
         except (AttributeError, TypeError):
@@ -174,7 +175,7 @@ def map_tree(value: Any, function: Callable[[Any], Any], is_leaf: Callable[[Any]
 
 
 def own_container(value: Any) -> Any:
-    """The same leaves in tuples, lists and mappings of their own."""
+    """The same leaves in new tuples, lists and mappings."""
     return map_tree(value, lambda leaf: leaf)
 
 
@@ -186,7 +187,7 @@ def leaves(value: Any) -> list[Any]:
 
 
 def to_device(batch: Any, device: Any) -> Any:
-    """A batch with its tensors on a device; their copies may still be under way."""
+    """A batch with its tensors on a device; the copies may still be in progress."""
     return map_tree(batch, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf)
 
 
@@ -203,15 +204,16 @@ def tree_bytes(value: Any) -> int:
     return total
 
 
-# --- What training does with the batches of a loader: copy them to its device, and step.
+# --- The use of batches in training: a copy to the device, then a step.
 @dataclass(frozen=True)
 class Training:
-    """What happens to a batch after the loader.
+    """The use of a batch after the loader.
 
-    step: a function of a batch on the device. copy: brings one there; None where there is nothing to copy. pin: a copy
-    of a batch in page-locked memory, None where the loader's are there already or copying does not gain by it.
-    synchronize: waits for the device. simulated: whether the step ignores its batch.
-    begins: called with the name of each line before it is measured. trace: gets the lines, and the waits in them.
+    step: a function of a batch on the device. copy: copies a batch to the device; None without a copy. pin: copies a
+    batch to page-locked memory; None if the loader's batches are there already, or without a CUDA device.
+    synchronize: waits for the device. simulated: whether the step only waits.
+    begins: called with the name of each line before it is measured. trace: receives the copies and steps, and the lines
+    and waits of the diagnosis.
     """
 
     step: Callable[[Any], object]
@@ -231,7 +233,7 @@ class Training:
         copy: Callable[[Any], Any] | None = None,
         trace: Trace | None = None,
     ) -> Training:
-        """From the arguments of `packer.diagnose`. Raises ValueError for those that contradict each other."""
+        """Make it from the arguments of `packer.diagnose`. Raises ValueError for contradictory arguments."""
         if (step is None) == (simulate_step is None):
             raise ValueError("give either step, a function of a batch, or simulate_step, in seconds")
         if simulate_step is not None and simulate_step < 0:
@@ -258,13 +260,13 @@ class Training:
 
 
 def cuda_of(device: Any) -> Any:
-    """The module `torch.cuda`, if the device is one of CUDA."""
+    """The module `torch.cuda` for a CUDA device, else None."""
     torch: Any = sys.modules.get("torch")
     return torch.cuda if torch is not None and str(device or "").startswith("cuda") else None
 
 
 def pinning(device: Any, batch: Any) -> Callable[[Any], Any] | None:
-    """What brings a batch into page-locked memory, for a CUDA device whose batches are not there."""
+    """A function that copies a batch to page-locked memory; None if it is there already, or without a CUDA device."""
     torch: Any = sys.modules.get("torch")
     if cuda_of(device) is None:
         return None
@@ -278,7 +280,7 @@ def pinning(device: Any, batch: Any) -> Callable[[Any], Any] | None:
 
 
 def trace_calls(trace: Trace | None, name: str, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The function itself, or one that adds each call to the track of this name."""
+    """A function that also adds each call to the trace's track of this name; the function itself without a trace."""
     if trace is None:
         return function
 
@@ -289,16 +291,16 @@ def trace_calls(trace: Trace | None, name: str, function: Callable[[Any], Any]) 
     return traced
 
 
-# --- Batches of random data with the shapes and dtypes of real ones, made where those are.
+# --- Batches of random data with the shapes, dtypes and devices of real batches.
 _Make = Callable[[], Any]
 
 
 def random_batches(batches: Sequence[Any]) -> Iterator[Any] | None:
-    """Endless new batches like `batches`, which have one structure; None if nothing in them can be made at random.
+    """Endless random batches like `batches`, which have one structure; None if no leaf can be random.
 
-    Tensors and arrays of numbers are uniform between the least and the largest value that they have there, integers
-    included, so that labels stay labels. Everything else is kept: truth values, text, what is empty, has no finite
-    value or is not dense. A tensor is made on its own device.
+    The values of numeric tensors and arrays are uniform between the smallest and the largest value in `batches`,
+    including integers, so that labels stay valid. Booleans, text, and leaves that are empty, not dense or without a
+    finite value stay unchanged. Tensors are made on the device of the originals.
     """
     columns = list(zip(*(leaves(batch) for batch in batches), strict=False))
     makers = [_maker(column) for column in columns]
@@ -319,7 +321,7 @@ def _generate(like: Any, makers: Sequence[_Make | None]) -> Iterator[Any]:
 
 
 def _maker(column: Sequence[Any]) -> _Make | None:
-    """What makes a leaf like the first of these, which are at one place of several batches."""
+    """A function that makes a random leaf like those at one place of several batches; None if that is impossible."""
     like, torch = column[0], sys.modules.get("torch")
     alike = [leaf for leaf in column if type(leaf) is type(like)]
     try:
@@ -356,7 +358,7 @@ def _tensor_maker(torch: Any, like: Any, alike: Sequence[Any]) -> _Make:
 
     def make() -> Any:
         with torch.no_grad():
-            made = torch.empty_like(like, requires_grad=False)  # of the same strides, too
+            made = torch.empty_like(like, requires_grad=False)  # with the same strides
             made = made.uniform_(low, above) if floating else made.random_(low, above)
             return made.requires_grad_(like.requires_grad)
 

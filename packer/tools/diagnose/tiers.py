@@ -1,7 +1,7 @@
-"""A few samples of a reader as they come from the page cache, from memory, and decoded: what cuts our own loaders.
+"""The cuts of our own loaders: a few samples of a reader in the page cache, encoded in memory, and decoded in memory.
 
-Decoding and augmenting are one pass over each image (only the part that a crop needs is decoded), so the time of
-"decode" is what the pass takes less if it starts from pixels.
+Decoding and augmenting are one pass over each image (only the part needed by a crop is decoded), so the time of
+"decode" is the time that the pass saves if it starts from pixels.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from readers.torch import ImageDataset, Place
 __all__ = ["TierCuts", "Tiers"]
 
 _TOGETHER = 16  # samples
-_MEMORY_BYTES = 1 << 30  # of a cache
+_MEMORY_BYTES = 1 << 30  # per cache
 _FILLED = 0.9
 _TIMED_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Tiers:
-    """readers: of the samples as they are, of their bytes in memory as decoders are given them, and of their pixels in
-    memory.
+    """The readers for the cuts of a loader.
 
-    rows: of the samples in the whole reader. size_error: see `Pipeline`.
+    readers: readers of the original samples, of their encoded bytes in memory in the form that decoders get, and of
+    their pixels in memory. rows: rows of the samples in the whole reader. size_error: see `Pipeline`.
     """
 
     rows: Sequence[int]
@@ -45,22 +45,22 @@ class Tiers:
 
     @classmethod
     def of(cls, reader: Reader, rows: Sequence[int]) -> Tiers:
-        """rows: of the samples; where their pixels take more than 1 GiB, the first of them."""
+        """Make the readers for some rows, or for the first of them if the pixels of all take more than 1 GiB."""
         rows = _rows_that_fit(reader, rows)
         few = reader.select(indices=list(rows))
-        kept = "encoded" if few.for_decoding() is few else "coefficients"  # what a cache of the reader gives decoders
+        kept = "encoded" if few.for_decoding() is few else "coefficients"  # the form that decoders get
         encoded = cached(few, _MEMORY_BYTES, keep=kept, backend="memfd")
-        with warnings.catch_warnings():  # the loader that is diagnosed makes 8 bits of them, too, and says so
+        with warnings.catch_warnings():  # the diagnosed loader also reduces images to 8 bits, and warns about it
             warnings.filterwarnings("ignore", ".*a cache that keeps images decoded")
             pixels = cached(few, _MEMORY_BYTES, keep="decoded", backend="memfd")
         try:
             error = abs(float(few.sizes().mean() / reader.sizes().mean()) - 1)
-        except (OSError, PackerError, ZeroDivisionError):  # files that cannot all be listed
+        except (OSError, PackerError, ZeroDivisionError):  # the sizes of some files are unknown
             error = 0.0
         return cls(rows, (few, encoded, pixels), error if np.isfinite(error) else 0.0)
 
     def stages(self, times: Sequence[tuple[float, float]], decoder: str, ops: Sequence[Any]) -> tuple[Stage, ...]:
-        """read, decode, augment. times: seconds and CPU seconds over each of the readers."""
+        """The stages read, decode and augment. times: seconds and CPU seconds over each of the readers."""
         (read, decode), names = itertools.pairwise(times), ", ".join(type(op).__name__ for op in ops) or "nothing"
         return (
             Stage("read", f"{type(self.readers[0].store).__name__}, in the page cache", *_less(*read)),
@@ -81,7 +81,7 @@ def _less(more: tuple[float, float], few: tuple[float, float]) -> tuple[float, f
 
 
 class TierCuts(Cuts):
-    """An `ImageDataset`: read, decode, then its ops ("augment") or the members of its transform."""
+    """The cuts of an `ImageDataset`: read, decode, then its ops ("augment") or the members of its transform."""
 
     def __init__(self, loader: Any, data: ImageDataset, indices: Sequence[Any]) -> None:
         tiers = Tiers.of(data.reader, list(dict.fromkeys(int(index) for index in indices)))
@@ -89,17 +89,17 @@ class TierCuts(Cuts):
         places = [_moved(index, kept[int(index)]) for index in indices if int(index) in kept]
         self.size_error, self.count = tiers.size_error, len(places)
         self._data = [_Slotted(data.over(reader), places) for reader in tiers.readers]
-        times = [_time(each) for each in self._data]  # which fills the caches, too
+        times = [_time(each) for each in self._data]  # also fills the caches
         self._inner = RecordedCuts(loader, self._data[-1], range(len(places)))
         self.notes, self.count = self._inner.notes, min(self.count, self._inner.count)
         ops = isinstance(data.transform, Sequence)
-        self._shift = 2 if ops else 1  # stages here that are none of the inner ones
+        self._shift = 2 if ops else 1  # number of stages before those of the inner cuts
         stages = tiers.stages(times, f"{type(data).__name__}, to {data.output}", data.transform if ops else ())  # type: ignore[arg-type]
         self.stages = (*stages[: 3 if ops else 2], *self._inner.stages[1:])
 
     @staticmethod
     def can_cut(data: ImageDataset) -> bool:
-        """Whether its images are decoded to what a cache can keep."""
+        """Whether a cache can keep the decoded images of the data set."""
         return data.decode == "RGB" and "image" in data.fields
 
     def data(self, cut: int) -> Any:
@@ -110,7 +110,7 @@ class TierCuts(Cuts):
 
 
 class _Slotted:
-    """A data set by slot. places: what to ask it for."""
+    """A data set by slot. places: the index of each slot in the data set."""
 
     def __init__(self, dataset: ImageDataset, places: Sequence[int]) -> None:
         self.dataset, self.places = dataset, places
@@ -126,12 +126,12 @@ class _Slotted:
 
 
 def _moved(index: int, row: int) -> int:
-    """An index of the same draws for another row."""
+    """An index with the same random draws for another row."""
     return Place(row, index.seed, index.epoch, index.position, index.others) if isinstance(index, Place) else row
 
 
 def _time(data: _Slotted) -> tuple[float, float]:
-    """Seconds and CPU seconds of a sample by one thread, once the samples were read."""
+    """Seconds and CPU seconds per sample by one thread, after all samples were read once."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker
     try:

@@ -1,7 +1,7 @@
-"""The table of tips: a row for each thing that could be changed, with the evidence that calls for it.
+"""The table of tips: a row for each possible change, with the evidence that it depends on.
 
-A row is data: when it applies, why, what to do, and the seconds of a step that are predicted. The words in braces are
-those of `_WORDS`, and facts by their names.
+A row is data: the condition, the reason, the change to make, and the predicted seconds of a step. Words in braces are
+keys of `_WORDS` or names of facts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["TIPS", "Tip", "advise"]
 
 
 class Tip(NamedTuple):
-    """A row. when: whether the evidence calls for it. why, how: with words in braces.
+    """A row of the table. when: whether the tip applies. why, how: texts with words in braces.
 
-    seconds: of a step, predicted; None if that cannot be said.
+    seconds: predicted seconds of a step; None without a prediction.
     """
 
     id: str
@@ -32,20 +32,20 @@ class Tip(NamedTuple):
 
 
 _BUSY = 0.95  # of the CPUs
-_USEFUL = 0.97  # of the time of a step: what takes more is not worth saying
+_USEFUL = 0.97  # of the time of a step: a tip with a longer predicted time is not given
 _VARIES, _VARIES_LITTLE = 0.3, 0.1  # of the time of a step
 _MANY_READERS = 16
-_TOO_FEW = 1.5  # so many times the CPUs that there are
+_TOO_FEW = 1.5  # times the usable CPUs
 _SMALL_FILE, _LARGE, _CAUTIOUS = 1 << 20, 50_000, 64 << 20  # bytes: of a file, of a sample, of memory
-_ROOM = 0.9  # of the free memory that a cache may take
+_ROOM = 0.9  # of the free memory, at most, for a cache
 _SHM_SHARE = 0.25
 _SMALL_BATCH = 32
 _LOW_MEMORY = 0.15
-_MARGIN = 256 / 224  # a random crop needs more than it gives
+_MARGIN = 256 / 224  # a random crop needs an image larger than its output
 _MUCH_LARGER = 1.3
-_PHOTO_BYTES = 0.35  # of a pixel, in a JPEG of quality 90
-_BY_CODEC = 0.6  # of the time of decoding by libjpeg
-_FIXED_DECODING = 0.05  # of decoding an image of any size
+_PHOTO_BYTES = 0.35  # per pixel, in a JPEG of quality 90
+_BY_CODEC = 0.6  # of the decoding time of libjpeg
+_FIXED_DECODING = 0.05  # share of the decoding time that does not depend on the size of the image
 _GPU_FRIENDLY = (
     "Normalize", "ColorJitter", "GaussianBlur", "ConvertImageDtype", "ToDtype", "RandomErasing", "RandomHorizontalFlip",
     "RandomVerticalFlip", "RandomGrayscale", "RandomRotation", "RandomSolarize", "RandomInvert", "ConvertColor",
@@ -63,20 +63,20 @@ _POINTLESS_FIRST = (
 _LIBRARIES = ("torchvision", "albumentations", "kornia", "torchaudio", "monai", "PIL", "readers", "torch")
 
 
-# --- What the rows ask of the evidence.
+# --- Queries of the evidence, for the rows.
 def _raw(e: Evidence) -> tuple[str, ...]:
-    """The stages that fetch raw data: storage, and reading where it mostly waits."""
+    """The stages that fetch raw data: storage, and "read" if it mostly waits or decoding is a separate stage."""
     reads = "read" in e.names and (e.waits("read") or "decode" in e.names)
     return tuple(name for name in ("storage", "read") if name in e.names and (name == "storage" or reads))
 
 
 def _fetches(e: Evidence) -> tuple[str, ...]:
-    """The stages that take data from their files, and may do more."""
+    """The stages that read files; "read" may also compute."""
     return tuple(name for name in ("storage", "read") if name in e.names)
 
 
 def _decoding(e: Evidence) -> tuple[str, ...]:
-    """The stages that decode: "decode", or "read" of a data set that decodes there."""
+    """The stages that decode: "decode", or else "read" if it computes and the data are images."""
     if "decode" in e.names:
         return ("decode",)
     return ("read",) if e.facts.media and "read" in e.names and not e.waits("read") else ()
@@ -91,7 +91,7 @@ def _fetching(e: Evidence) -> bool:
 
 
 def _reads(e: Evidence) -> bool:
-    """Whether the data set computes where it reads, and a step waits for it."""
+    """Whether the stage "read" mostly computes, and a step waits for it."""
     return e.costs("read") and not e.waits("read")
 
 
@@ -100,7 +100,7 @@ def _cacheable(e: Evidence) -> bool:
 
 
 def _spread(e: Evidence) -> float:
-    """The interval of the time of a step, as a share of it."""
+    """The width of the interval of the step time, as a share of the step time."""
     return (e.diagnosis.full.high - e.diagnosis.full.low) / e.diagnosis.full.seconds
 
 
@@ -109,7 +109,7 @@ def _bytes_per_second(e: Evidence, step_seconds: float) -> float:
 
 
 def _nearest(e: Evidence) -> str:
-    """The fastest place of this node that has room for the set."""
+    """The first place of this node that is faster and has room for the set; "" if there is none."""
     return next((place for place, free in e.facts.faster if free > e.facts.set_bytes > 0), "")
 
 
@@ -127,7 +127,7 @@ def _more_ahead(e: Evidence) -> int:
 
 
 def _cpus_short(e: Evidence) -> bool:
-    """Whether far more CPUs would be needed than there are."""
+    """Whether the loader needs far more CPUs than are usable."""
     return bool(e.diagnosis.culprit) and (e.diagnosis.cpus_needed or 0.0) > _TOO_FEW * e.diagnosis.cpus
 
 
@@ -137,18 +137,18 @@ def _costly_members(e: Evidence) -> list[Member]:
 
 
 def _computing_members(e: Evidence, *, ours: bool) -> list[Member]:
-    """Those of them that compute: with code of the user's own, or of torchvision."""
+    """The costly members that compute, in the user's code (`ours`) or in torchvision."""
     return [m for m in _costly_members(e) if not e.waits(m.stage) and (
         m.module.partition(".")[0] not in _LIBRARIES if ours else m.module.startswith("torchvision"))]  # fmt: skip
 
 
 def _fixed(e: Evidence) -> list[Member]:
-    """Members that draw nothing, before the first that does: their result is the same in each epoch."""
+    """The deterministic members before the first random one: their result is the same in each epoch."""
     return list(itertools.takewhile(lambda member: member.name in _FIXED, e.facts.members))
 
 
 def _misplaced(e: Evidence) -> list[Member]:
-    """A costly member that works on the whole image, and a later one that leaves a part of it."""
+    """A costly member that works on the whole image, and a later crop or resize; [] if there is none."""
     members = e.facts.members
     for number, member in enumerate(members):
         later = [m for m in members[number + 1 :] if any(word in m.name for word in _CROPS)]
@@ -169,10 +169,10 @@ def _wanted_side(e: Evidence) -> int:
 
 
 def _smaller(e: Evidence) -> float:
-    """The share of decoding that is left of images of the wanted side."""
+    """The share of the decoding time that remains with images of the wanted side."""
     f, side = e.facts, _wanted_side(e)
     left = (side / f.short_side) ** 2
-    if f.mean_bytes and f.long_side:  # of many bytes for a pixel, the smaller image has fewer, too
+    if f.mean_bytes and f.long_side:  # the smaller image may also have fewer bytes per pixel
         left = min(left, side * side * f.long_side / f.short_side * _PHOTO_BYTES / f.mean_bytes)
     return _FIXED_DECODING + (1 - _FIXED_DECODING) * left
 
@@ -216,7 +216,7 @@ def _option(e: Evidence, of_torch: str, ours: str) -> str:
     return ours if e.facts.loader == "ImageLoader" else of_torch
 
 
-# --- The words of the rows.
+# --- The words for the texts of the rows.
 _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "where": lambda e: f"the data are on {e.facts.filesystem or 'an object store or web server'} ({e.facts.place})",
     "cost": lambda e: f"{' and '.join(_raw(e))} cost {in_ms(max(map(e.freed, _raw(e))))} of a step of "
@@ -287,7 +287,7 @@ _WORDS: dict[str, Callable[[Evidence], Any]] = {
 
 
 class _Words(dict[str, Any]):
-    """The words of some evidence, each made where a row uses it."""
+    """The words for some evidence, each computed when a row uses it."""
 
     def __init__(self, evidence: Evidence) -> None:
         super().__init__()
@@ -298,9 +298,9 @@ class _Words(dict[str, Any]):
 
 
 TIPS: tuple[Tip, ...] = (
-    # Raw data: where they are, in which files, how they are read and cached.
+    # Raw data: place, file layout, reading and caching.
     Tip("network", "a machine with more bandwidth",
-        lambda e, f: f.is_shared and not any(room > f.set_bytes for _, room in f.faster)  # else a copy there is better
+        lambda e, f: f.is_shared and not any(room > f.set_bytes for _, room in f.faster)  # otherwise stage a copy
         and f.mean_bytes and f.batch_size and e.costs("storage"),
         "training needs {rate_needed}/s of raw data and gets {rate}/s; the set of {set} does not fit on this node",
         "Use a machine with a faster network or a larger local disk; no option of the loader changes this."),
@@ -328,7 +328,7 @@ TIPS: tuple[Tip, ...] = (
         lambda e, f: f.files == "remote" and _fetching(e),
         "every sample is a request to {place}; fetching whole shards once, in parallel, is faster",
         "packer stage {source} --target /local --threads 8"),
-    Tip("compress", "store the samples compressed",  # a JPEG takes 0.2 to 0.6 bytes a pixel
+    Tip("compress", "store the samples compressed",  # a JPEG has 0.2 to 0.6 bytes per pixel
         lambda e, f: f.pixel_bytes and f.mean_bytes >= max(_LARGE, f.short_side * f.long_side) and _fetching(e),
         "a sample takes {sample}, {bytes_a_pixel:.1f} bytes a pixel, and {cost}; data stored as pixels cost more to "
         "read than they save", "packer convert {source} --to tar --reencode jpeg --quality 90"),
@@ -358,7 +358,7 @@ TIPS: tuple[Tip, ...] = (
         "each of {nodes} nodes reads the whole set in a global shuffle; a part each, exchanged after some epochs, is "
         "{part} a node",
         "order = readers.order.NodeLocal(len(reader), {nodes}, seed=1)  # packer stage --part node"),
-    # Work: who does it, and how many.
+    # Work: workers and CPUs.
     Tip("workers", "more workers",
         lambda e, f: e.model is not None and f.is_known and _workers_needed(e) > e.model.workers,
         "{who} a batch in {by_workers}, training takes one in {floor}; a batch is {work} of work, {cpu} of it on the "
@@ -397,7 +397,7 @@ TIPS: tuple[Tip, ...] = (
         "{first.name} works on the whole image, {of_first}, of which {crop_of} then keeps a part: crop and resize "
         "first", "transform = Compose([{crop_of}(size), {first.name}(), *others])",
         _seconds_of_order),
-    # With what.
+    # Work: libraries and code.
     Tip("compile", "compile your own transforms", lambda e, f: _computing_members(e, ours=True),
         "{mine.name}, of {mine.module}, computes {of_mine} on the CPU; loops in Python are 10 to 100 times as fast "
         "when they are compiled",

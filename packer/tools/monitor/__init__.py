@@ -1,11 +1,11 @@
-"""Utilisation over time: CPUs, memory, disks, network, GPUs and the loader's queue, sampled while something runs.
+"""Utilisation over time: CPUs, memory, disks, network and GPUs, sampled while a job runs.
 
     with packer.monitor("run.jsonl") as usage:
         usage.mark("epoch 1")
         …
     print(packer.tools.monitor.load("run.jsonl").percentiles()["cpu busy"].p95)
 
-Imports no library of a GPU's vendor before a `Sampler` is made.
+GPU libraries are imported only when a `Sampler` is made.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What is read of a machine for each sample: by psutil, by the libraries of the GPUs' vendors, and from /proc and /sys.
+"""The probes of a machine for each sample: by psutil, by the libraries of GPU vendors, and from /proc and /sys.
 
-A probe puts what it reads into `Readings`. What a machine does not have, or does not let this user read, is left out.
-Virtual devices are left out where they would count bytes twice: partitions and device-mapper or RAID devices over the
-disks that they are made of, bonds and bridges over their network cards.
+A probe puts its values into `Readings`. Values that are missing on this machine, or not readable by this user, are left
+out. Virtual devices are left out if they would count bytes twice: partitions, device-mapper and RAID devices on top of
+their disks, bonds and bridges on top of their network cards.
 
-Formats of the files that psutil does not read: Linux documentation "Control Group v2", "PSI"; nfsstat's mountstats;
+Formats of the files that psutil does not read: Linux documentation "Control Group v2" and "PSI"; nfsstat's mountstats;
 Lustre Operations Manual, "llite".
 """
 
@@ -30,13 +30,13 @@ from packer.tools.monitor.record import Series
 
 __all__ = ["CpuSeconds", "Machine", "Readings", "cpu_seconds"]
 
-ROOT = Path("/")  # where proc and sys are
+ROOT = Path("/")  # directory with proc and sys
 
 
 class Readings:
-    """The values of one sample, from gauges and from what counters and their clocks gained since the one before.
+    """The values of one sample, from gauges, and from the increase of counters since the previous sample.
 
-    A counter that fell, because it wrapped or its device was removed and came back, has no value in this sample.
+    A counter that decreased, because it wrapped or its device was removed and added again, has no value in the sample.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class Readings:
         self._time = 0.0
 
     def begin(self, now: float) -> None:
-        """A new sample, at a time in seconds."""
+        """Begin a sample at a time in seconds."""
         self._time, self.values = now, {}
         self._before, self._now = self._now, {}
 
@@ -57,11 +57,11 @@ class Readings:
         self.values[name] = value
 
     def rate(self, name: str, counter: float, unit: str = "bytes/s", full: float | None = None) -> None:
-        """What a counter gained, a second."""
+        """Set a rate: the increase of a counter per second."""
         self._gained(name, counter, self._time, unit, full)
 
     def share(self, name: str, part: float, whole: float | None = None) -> None:
-        """What one counter gained of what another did; by default of the time, in seconds."""
+        """Set a share: the increase of a counter over that of another, by default over the time in seconds."""
         self._gained(name, part, self._time if whole is None else whole, "share", 1.0)
 
     def _gained(self, name: str, part: float, whole: float, unit: str, full: float | None) -> None:
@@ -77,9 +77,9 @@ Probe: TypeAlias = Callable[[Readings], None]
 
 
 class Machine:
-    """The probes of this machine, by what they read. process: the first one of the job.
+    """The probes of this machine, by subject. process: the first process of the job.
 
-    note: on GPUs that cannot be read, "" for none. Raises SourceError where there is nothing to read.
+    note: the reason why GPUs cannot be read, else "". Raises SourceError without /proc/stat.
     """
 
     def __init__(self, process: int) -> None:
@@ -102,14 +102,14 @@ class Machine:
                 self.note = f"the GPUs cannot be read: {type(error).__name__}: {' '.join(str(error).split())}"
 
     def close(self) -> None:
-        with suppress(Exception):  # the driver was unloaded
+        with suppress(Exception):  # the driver may have been unloaded
             self._close.close()
 
 
 # --- The machine.
 @dataclass(frozen=True)
 class CpuSeconds:
-    """Of CPUs since boot. busy: neither idle nor taken by the hypervisor (steal)."""
+    """CPU seconds since boot. busy: neither idle nor waiting for I/O nor taken by the hypervisor (steal)."""
 
     busy: float = 0.0
     iowait: float = 0.0
@@ -118,7 +118,7 @@ class CpuSeconds:
 
 
 def cpu_seconds() -> dict[int, CpuSeconds]:
-    """Of each CPU that is online, by its number."""
+    """CPU seconds of each online CPU, by its number."""
     cpus = []
     for cpu in psutil.cpu_times(percpu=True):
         steal = getattr(cpu, "steal", 0.0)
@@ -130,9 +130,9 @@ def cpu_seconds() -> dict[int, CpuSeconds]:
 
 
 def _cpus(readings: Readings) -> None:
-    """ "cpu busy", iowait and steal of the CPUs that this process may use; busy of each core of the machine.
+    """Read busy, iowait and steal of the CPUs that this process may use, and busy of each CPU of the machine.
 
-    The iowait of a single core says nothing: a process that waits is on none (proc(5)).
+    The iowait of a single CPU is meaningless, because a waiting process is on no CPU (proc(5)).
     """
     cpus, own = cpu_seconds(), affinity()
     mine = [cpu for number, cpu in cpus.items() if number in own]
@@ -144,14 +144,14 @@ def _cpus(readings: Readings) -> None:
 
 
 def _memory(readings: Readings) -> None:
-    """ "memory used": of the machine, without page cache; "page cache": without what is in tmpfs."""
+    """Read "memory used" of the machine, without page cache, and "page cache", without tmpfs."""
     memory = psutil.virtual_memory()
     readings.gauge("memory used", memory.total - memory.available, "bytes", memory.total)
     readings.gauge("page cache", max(0, memory.cached + memory.buffers - memory.shared), "bytes", memory.total)
 
 
 def _disks(readings: Readings) -> None:
-    """Bytes and busy time of whole physical disks."""
+    """Read bytes and busy time of whole physical disks."""
     for name, disk in psutil.disk_io_counters(perdisk=True, nowrap=False).items():
         if _exists(f"sys/block/{name}/device"):
             readings.rate(f"{name} read", disk.read_bytes)
@@ -160,10 +160,10 @@ def _disks(readings: Readings) -> None:
 
 
 def _network(readings: Readings) -> None:
-    """Bytes of network cards; where there are none, as in a container, of interfaces that are not over others.
+    """Read bytes of network cards; without any, as in a container, of interfaces that are not on top of others.
 
-    InfiniBand counts apart: what is read by RDMA, as Lustre does, passes no interface. Its ports count words
-    of 4 bytes.
+    InfiniBand is counted separately, because RDMA reads, as of Lustre, bypass interfaces. Its ports count words of 4
+    bytes.
     """
     counters, links = psutil.net_io_counters(pernic=True, nowrap=False), psutil.net_if_stats()
     cards = [name for name in counters if name != "lo"]
@@ -180,7 +180,7 @@ def _network(readings: Readings) -> None:
 
 
 def _file_systems(readings: Readings) -> None:
-    """Bytes of NFS mounts, as their servers sent them, and of Lustre, as programs read them, from its cache or not."""
+    """Read bytes of NFS mounts, as sent by servers, and of Lustre, as read by programs, including from its cache."""
     mount = ""
     for words in _lines("proc/self/mountstats"):
         if words[0] == "device":
@@ -189,7 +189,7 @@ def _file_systems(readings: Readings) -> None:
             readings.rate(f"nfs {mount} read", int(words[5]))
             readings.rate(f"nfs {mount} write", int(words[6]))
     for folder in ("proc/fs/lustre/llite", "sys/kernel/debug/lustre/llite"):
-        for file in _matching(f"{folder}/*/stats"):  # scratch-ffff8f0c12345678: the file system, a kernel address
+        for file in _matching(f"{folder}/*/stats"):  # scratch-ffff8f0c12345678: file system and kernel address
             mounted = file.split("/")[-2]
             name = mounted.rpartition("-")[0] or mounted
             for words in _lines(file):
@@ -198,7 +198,7 @@ def _file_systems(readings: Readings) -> None:
 
 
 def _pressure(readings: Readings) -> None:
-    """Shares of the time in which some task waited for a CPU, for I/O or for memory."""
+    """Read the shares of time in which some task waited for a CPU, for I/O or for memory."""
     for what in ("cpu", "io", "memory"):
         for words in _lines(f"proc/pressure/{what}"):
             if words[0] == "some":
@@ -210,12 +210,12 @@ def _exists(path: str) -> bool:
 
 
 def _matching(pattern: str) -> list[str]:
-    """The paths below `ROOT` that match, from `ROOT` on."""
+    """The matching paths below `ROOT`, relative to `ROOT`."""
     return glob.glob(pattern, root_dir=ROOT)
 
 
 def _text(path: str) -> str:
-    """The content of a file below `ROOT`; "" where it cannot be read."""
+    """The content of a file below `ROOT`; "" if it cannot be read."""
     try:
         with open(f"{ROOT}/{path}", encoding="utf-8", errors="replace") as file:
             return file.read()
@@ -224,7 +224,7 @@ def _text(path: str) -> str:
 
 
 def _lines(path: str) -> Iterator[list[str]]:
-    """The words of each line that has any."""
+    """The words of each line that is not blank."""
     return filter(None, map(str.split, _text(path).splitlines()))
 
 
@@ -233,11 +233,11 @@ def _number(path: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-# --- The job: its control group and its processes, apart from what others do on the machine.
+# --- The job: its control group and its processes, without other work on the machine.
 class _ControlGroup:
-    """Memory, CPU time, throttling and bytes of disks of the control group that this process is in, v1 or v2.
+    """Reads memory, CPU time, throttling and disk bytes of the control group of this process, v1 or v2.
 
-    "job memory" is without the page cache of files, which the kernel drops before it kills processes.
+    "job memory" excludes the page cache of files, which the kernel drops before it kills processes.
     """
 
     def __init__(self) -> None:
@@ -261,7 +261,7 @@ class _ControlGroup:
     def __call__(self, readings: Readings) -> None:
         used = _number(self._paths["memory.current"]) or _number(self._paths["memory.usage_in_bytes"])
         if used is not None:
-            stat = self._values("memory.stat")  # v1 counts groups below it in "total_…" only
+            stat = self._values("memory.stat")  # in v1, only "total_…" includes subgroups
             cache = sum(stat.get(f"total_{kind}", stat.get(kind, 0)) for kind in ("inactive_file", "active_file"))
             readings.gauge("job memory", max(0, used - cache), "bytes", self._limit)
         cpu, nanoseconds = self._values("cpu.stat"), _number(self._paths["cpuacct.usage"])
@@ -279,7 +279,7 @@ class _ControlGroup:
         return {words[0]: int(words[1]) for words in _lines(self._paths[name]) if words[1:] and words[1].isdecimal()}
 
     def _disk_bytes(self) -> Iterator[tuple[str, int]]:
-        """Of physical disks. v2 has a line for each disk; v1 one for each of Read, Write, Sync, …"""
+        """Yield ("read" or "write", bytes) of physical disks. v2 has a line per disk; v1 also per Read, Write, …"""
         names = {"rbytes": "read", "wbytes": "write", "Read": "read", "Write": "write"}
         for file in ("io.stat", "blkio.throttle.io_service_bytes"):
             for number, *words in _lines(self._paths[file]):
@@ -290,14 +290,14 @@ class _ControlGroup:
 
 
 class _Processes:
-    """CPU time, and bytes read, of a process and those below it, from when they are first seen.
+    """Reads the CPU time and the bytes read of a process and its descendants, from when they are first found.
 
-    "processes read" is what they asked for, from the page cache or not, and from pipes, too; "processes storage" what
-    that made the kernel fetch. Processes that begin and end between two searches are not seen.
+    "processes read" counts all bytes read, including from the page cache and from pipes. "processes storage" counts
+    bytes that the kernel fetched from storage. Processes that begin and end between two searches are missed.
     """
 
-    EVERY = 4  # samples after which processes are looked for again
-    FIRST = 20  # samples in which they are looked for each time: workers are started
+    EVERY = 4  # samples between two searches for processes
+    FIRST = 20  # initial samples with a search each, while workers start
     MOST = 256
 
     def __init__(self, first: int) -> None:
@@ -328,9 +328,9 @@ class _Processes:
             readings.rate("processes storage", self._gained[2])
 
     def _tree(self) -> Iterator[Any]:
-        """The processes; without CONFIG_PROC_CHILDREN in the kernel only the first of them.
+        """Yield the processes; only the first one if the kernel lacks CONFIG_PROC_CHILDREN.
 
-        `psutil.Process.children` reads a file of each process of the machine: 0.1 s where there are thousands.
+        `psutil.Process.children` would read a file of each process of the machine: 0.1 s with thousands of them.
         """
         numbers = [self._first]
         for number in numbers:
@@ -340,13 +340,13 @@ class _Processes:
                 yield psutil.Process(number)
 
 
-# --- GPUs: what their vendors' libraries say.
+# --- GPUs, by the libraries of their vendors.
 @dataclass
 class _Gauge:
-    """Something that a GPU can be asked. read: raises where it has no answer. slow: takes milliseconds.
+    """A value of a GPU. read: raises if there is no value. slow: whether reading takes milliseconds.
 
-    One that never had an answer is not asked again after some samples: a MIG slice has no utilisation, some boards have
-    no power meter.
+    A gauge without any value is dropped after `tries` failed reads: a MIG slice has no utilisation, and some boards
+    have no power meter.
     """
 
     what: str
@@ -360,7 +360,7 @@ class _Gauge:
 
 @dataclass
 class _Gpu:
-    """number: as its vendor's tools count. uuid: "" where it has none."""
+    """A GPU and its gauges. number: its number in the vendor's tools. uuid: "" if unknown."""
 
     number: int
     uuid: str
@@ -368,7 +368,7 @@ class _Gpu:
 
 
 class _Gpus:
-    """All gauges of all GPUs, slow ones of one GPU a sample; the others keep their last value."""
+    """Reads all gauges of all GPUs, but slow gauges of only one GPU per sample; those of others keep their value."""
 
     def __init__(self, gpus: Sequence[_Gpu]) -> None:
         self._gpus, self._count = gpus, 0
@@ -388,9 +388,9 @@ class _Gpus:
 
 
 def _visible(gpus: Sequence[_Gpu]) -> Sequence[_Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES or its counterpart of ROCm leaves to this job; all of them without it.
+    """The GPUs that CUDA_VISIBLE_DEVICES, or its counterpart of ROCm, makes visible to this job.
 
-    All of them, too, if it names something else than numbers and the beginnings of UUIDs, as slices of GPUs.
+    All GPUs if it is not set, or names anything other than numbers and beginnings of UUIDs, such as slices of GPUs.
     """
     names = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
     text, chosen = next(filter(None, map(os.environ.get, names)), ""), list[_Gpu]()
@@ -410,8 +410,11 @@ def _or_none(read: Callable[[], Any]) -> Any:
 
 
 def _nvidia_gpus(close: contextlib.ExitStack) -> list[_Gpu]:
-    """By NVML, through the package nvidia-ml-py. Units as in the NVML API Reference: utilisation in percent of the last
-    sampling period, memory in bytes, power in milliwatts, PCIe throughput in KB/s, measured for 20 ms."""
+    """The GPUs of NVML, through the package nvidia-ml-py.
+
+    Units are from the NVML API Reference: utilisation in percent of the last sampling period, memory in bytes, power in
+    milliwatts, PCIe throughput in KB/s, measured for 20 ms.
+    """
     try:
         import pynvml as nvml
     except ImportError as error:
@@ -444,10 +447,10 @@ def _nvidia_gpus(close: contextlib.ExitStack) -> list[_Gpu]:
 
 
 def _amd_gpus(close: contextlib.ExitStack) -> list[_Gpu]:
-    """By AMD SMI, through the package amdsmi, of the version of the ROCm installation. Units as in its Python API
-    reference: activity in percent, memory in MB (of 2^20 bytes), power in watts, PCIe bandwidth in Mb/s.
+    """The GPUs of AMD SMI, through the package amdsmi, in the version of the ROCm installation.
 
-    Importing amdsmi without its library prints to stdout and raises KeyError.
+    Units are from its Python API reference: activity in percent, memory in MB (2^20 bytes), power in watts, PCIe
+    bandwidth in Mb/s. Importing amdsmi without its library prints to stdout and raises KeyError.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):
@@ -459,7 +462,7 @@ def _amd_gpus(close: contextlib.ExitStack) -> list[_Gpu]:
 
     def gpu(number: int, handle: Any) -> _Gpu:
         def ask(what: str, names: Sequence[str], most: float) -> float:
-            """The first of these that the board has: "N/A", or the largest value of its type, stands for none."""
+            """The first value that the board has; "N/A" or the largest value of the type means that it has none."""
             readings = getattr(smi, f"amdsmi_get_{what}")(handle)
             values = (readings.get("pcie_metric", readings).get(name) for name in names)
             return float(next(value for value in values if isinstance(value, (int, float)) and 0 <= value <= most))

@@ -1,22 +1,22 @@
-"""`Usage`: what a machine did over time, as columns of numbers with names; its file, and a comparison of two.
+"""`Usage`: the utilisation of a machine over time as named columns of numbers; its file, and a comparison of two.
 
-A sample covers the time since the one before it. Samples of a long run are means over longer intervals (see `Buffer`),
-and each counts by its duration: half a minute of idling is half a minute in every percentile, however many samples it
-was.
+A sample covers the time since the previous sample. Samples of a long run are means over longer intervals (see
+`Buffer`). Percentiles weight each sample by its duration, so half a minute of idling counts the same in any number of
+samples.
 
     series       "cpu busy", "cpu0 busy", "gpu0 busy", "vda read", "eth0 in", "loader queue", "images", …
     units        share (0 to 1), bytes, bytes/s, cores, watts, 1/s, 1 (a plain number)
-    full         the most that a series can be, where that is known: the size of memory, the speed of a link
+    full         the largest possible value of a series, if known: the size of memory, the speed of a link
 
-The file is JSON, a document a line:
+The file is JSON, with one document per line:
 
     {"packer usage": 1, "host": …, "started": …, "interval": …}       first
-    {"series": [{"name": …, "unit": …, "full": …}, …]}                more columns, after those that there are
-    {"t": 12.5, "d": 0.5, "v": [0.25, null, …]}                       a row: its end, its duration, a value by column
+    {"series": [{"name": …, "unit": …, "full": …}, …]}                further columns, after the existing ones
+    {"t": 12.5, "d": 0.5, "v": [0.25, null, …]}                       a row: its end, duration, and value of each column
     {"mark": "epoch 1", "t": 12.7}
 
-A line is written by one system call, so a process that is killed leaves at most its last line unfinished. Columns may
-be added at any time; rows before that are shorter.
+A line is written by one system call, so a killed process leaves at most its last line incomplete. Columns may be added
+at any time; earlier rows are shorter.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _LARGEST = 1e18
 
 
 class Limits:
-    """What a record may have at most; files with more are refused."""
+    """The limits of a record; files that exceed them are refused."""
 
     SERIES = 4096
     LINES = 1_000_000
@@ -79,7 +79,7 @@ class Limits:
 
 
 class Series(NamedTuple):
-    """A column. full: the most it can be, None where that is not known."""
+    """A column. full: its largest possible value; None if unknown."""
 
     name: str
     unit: str = "1"
@@ -88,9 +88,9 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that began, in seconds from the beginning of the record.
+    """The beginning of something. seconds: time from the beginning of the record.
 
-    steps, images: a second, from here to the next mark, where that was measured by more than the series of these names.
+    steps, images: rates per second from here to the next mark, if measured other than by the series of these names.
     """
 
     name: str
@@ -100,7 +100,7 @@ class Mark:
 
 
 class Percentiles(NamedTuple):
-    """Of the values of a series, each weighted by the time that it covers; at the end their mean."""
+    """Percentiles and mean of the values of a series, weighted by duration."""
 
     min: float
     p50: float
@@ -112,9 +112,9 @@ class Percentiles(NamedTuple):
 
 
 class HeatRow(NamedTuple):
-    """A series as a row of a heat map. values: shares of `full`, 0 to 1, None where nothing is known.
+    """A series as a row of a heat map. values: shares of `full`, 0 to 1; None if unknown.
 
-    full: what 1 stands for; the largest value of the row where the series has no limit.
+    full: the value that 1 stands for: the limit of the series, or else the largest value of the row.
     """
 
     name: str
@@ -125,14 +125,14 @@ class HeatRow(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Usage:
-    """Utilisation over time.
+    """The utilisation of a machine over time.
 
-    host: of what machine. started: Unix time. interval: seconds between samples, as asked for.
+    host: name of the machine. started: Unix time. interval: the requested seconds between samples.
     series: the columns.
     times: float64 [n], seconds from the beginning to the end of each sample; increasing.
     durations: float64 [n], seconds that each sample covers.
-    values: float64 [n, series], NaN where nothing is known.
-    marks: by time.
+    values: float64 [n, series]; NaN if unknown.
+    marks: sorted by time.
     """
 
     host: str
@@ -146,7 +146,7 @@ class Usage:
 
     @property
     def seconds(self) -> float:
-        """From the beginning to the last sample."""
+        """Seconds from the beginning to the end of the last sample."""
         return float(self.times[-1]) if len(self.times) else 0.0
 
     @property
@@ -154,13 +154,13 @@ class Usage:
         return tuple(one.name for one in self.series)
 
     def column(self, name: str) -> Floats:
-        """float64 [n], the values of a series; all NaN where there is none of this name."""
+        """The values of a series, float64 [n]; all NaN for an unknown name."""
         if name not in self.names:
             return np.full(len(self.times), np.nan)
         return self.values[:, self.names.index(name)]
 
     def percentiles(self) -> dict[str, Percentiles]:
-        """By series; those without a value are left out."""
+        """Percentiles by series, without those that have no values."""
         known = {name: ~np.isnan(self.values[:, number]) for number, name in enumerate(self.names)}
         return {
             name: _percentiles(self.column(name)[some], self.durations[some])
@@ -169,7 +169,7 @@ class Usage:
         }
 
     def between(self, start: float, end: float) -> Usage:
-        """The samples whose middle is in [start, end); times stay what they are."""
+        """The samples whose middle is in [start, end), with unchanged times."""
         middles = self.times - self.durations / 2
         some = (middles >= start) & (middles < end)
         marks = tuple(mark for mark in self.marks if start <= mark.seconds < end)
@@ -182,9 +182,9 @@ class Usage:
         return [(mark, self.between(mark.seconds, end)) for mark, end in zip(self.marks, ends, strict=True)]
 
     def summary(self, most_cores: int = 32) -> Usage:
-        """For people: what matters most first, cores last; of many cores, neighbours become one series, their mean.
+        """A readable version: the most important series first, cores last, without series that are always 0.
 
-        Series that are 0 all the time, as of idle disks, are left out. most_cores: 0 leaves out all cores.
+        most_cores: the most series of cores; if there are more cores, neighbours are averaged. 0 leaves out all cores.
         """
         known = self.percentiles()
         series = [
@@ -203,7 +203,7 @@ class Usage:
         return replace(self, series=tuple(series), values=values)
 
     def heat_rows(self, columns: int = 120, seconds: float | None = None) -> list[HeatRow]:
-        """Each series as a row of a heat map, in `columns` steps of equal length from 0 to `seconds`, or the end."""
+        """Each series as a row of a heat map, in `columns` equal steps from 0 to `seconds`, by default to the end."""
         end = self.seconds if seconds is None else seconds
         if not len(self.times) or end <= 0:
             return []
@@ -227,7 +227,7 @@ class Usage:
         return rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries; `from_dict` reads it. Unknown values are None."""
+        """The record as numbers, strings, lists and dictionaries, for `from_dict`. Unknown values are None."""
         return {
             "host": self.host,
             "started": self.started,
@@ -242,7 +242,7 @@ class Usage:
 
     @staticmethod
     def from_dict(document: Mapping[str, Any]) -> Usage:
-        """What `to_dict` made. Raises FormatError for anything else: nothing in it is trusted."""
+        """Read the output of `to_dict`, which is not trusted. Raises FormatError for anything else."""
         try:
             series = list(map(_series, document["series"]))
             columns = [document["values"][one.name] for one in series]
@@ -253,7 +253,7 @@ class Usage:
             raise FormatError(f"its series, times, values and marks do not fit together: {error!r:.100}") from None
 
 
-# --- A record from parts that anyone may have written: each of these functions raises one of `_ODD` for other things.
+# --- A record from untrusted parts: each of these functions raises one of `_ODD` for invalid parts.
 _ODD = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -304,7 +304,7 @@ def _known(value: Any) -> float | None:
 
 
 def _importance(one: Series) -> int:
-    """The place of a series among those of a summary, from 0."""
+    """The rank of a series in a summary; 0 comes first."""
     kind = one.name.split()[0].rstrip("0123456789")
     if one.unit == "1/s":
         return 0
@@ -318,7 +318,7 @@ def _plain(column: Floats) -> list[float | None]:
 
 
 def _percentiles(values: Floats, weights: Floats) -> Percentiles:
-    """The smallest value that at least so much of the time is not above."""
+    """Weighted percentiles: the smallest value that is not exceeded for at least that share of the weights."""
     order = np.argsort(values, kind="stable")
     values, weights = values[order], weights[order]
     until = np.cumsum(weights)
@@ -328,14 +328,14 @@ def _percentiles(values: Floats, weights: Floats) -> Percentiles:
 
 
 def _mean(values: Floats, weights: Any = 1.0) -> Floats:
-    """Along the first axis, of what is known; NaN where nothing is."""
+    """The weighted mean along the first axis, without NaN; NaN if all values are."""
     known = np.where(np.isnan(values), 0.0, weights)
     total = known.sum(0)
     return np.asarray(np.nansum(values * known, 0) / np.where(total > 0, total, np.nan))
 
 
 def _arrays(rows: Sequence[Row], columns: int) -> tuple[Floats, Floats, Floats]:
-    """Times [n], durations [n] and values [n, columns] of rows, NaN where one is shorter."""
+    """Times [n], durations [n] and values [n, columns] of rows; shorter rows are filled with NaN."""
     values = np.full((len(rows), columns), np.nan)
     for number, (_, _, row) in enumerate(rows):
         values[number, : len(row)] = row
@@ -343,23 +343,26 @@ def _arrays(rows: Sequence[Row], columns: int) -> tuple[Floats, Floats, Floats]:
     return times, durations, values
 
 
-# --- Samples in bounded memory, and in a file that is whole up to its last line at any time.
+# --- Samples in bounded memory, and in a file that is always complete up to its last line.
 class Buffer:
-    """At most `capacity` rows. When they are full, neighbours are merged into their mean by time, and each row after
-    that is the mean of twice as many samples. So a run of an hour and one of a week take the same memory, and the file
-    grows by a number of rows each time the length of the run doubles."""
+    """Samples as at most `capacity` rows.
+
+    When the buffer is full, pairs of neighbours are merged into their mean by time, and each later row is the mean of
+    twice as many samples. So memory does not grow with the length of a run, and the file grows by the same number of
+    rows each time that the length doubles.
+    """
 
     def __init__(self, capacity: int = 8192) -> None:
         self._capacity, self._samples_a_row = capacity, 1
         self._rows, self._open = list[Row](), list[Row]()
 
     def add(self, end: float, duration: float, values: Sequence[float]) -> Row | None:
-        """Take a sample; the row that it completes, if it does."""
+        """Add a sample, and return the row that it completes, if any."""
         self._open.append((end, duration, np.asarray(values, np.float32)))
         return self.flush() if len(self._open) >= self._samples_a_row else None
 
     def flush(self) -> Row | None:
-        """Complete the row that is open, if there is one."""
+        """Complete and return the open row, if there is one."""
         if not self._open:
             return None
         row, self._open = _merged(self._open), []
@@ -370,13 +373,13 @@ class Buffer:
         return row
 
     def arrays(self) -> tuple[Floats, Floats, Floats]:
-        """Copies of times, durations and values, with the row that is open."""
+        """Copies of times, durations and values, with the open row."""
         rows = [*self._rows, *([_merged(self._open)] if self._open else [])]
         return _arrays(rows, max((len(row[2]) for row in rows), default=0))
 
 
 def _merged(rows: Sequence[Row]) -> Row:
-    """The mean by time of rows that follow one another."""
+    """The mean, weighted by time, of consecutive rows."""
     if len(rows) == 1:
         return rows[0]
     times, durations, values = _arrays(rows, max(len(row[2]) for row in rows))
@@ -389,13 +392,13 @@ _START = f'{{"{_HEAD}"'.encode()
 
 
 class RecordFile:
-    """The file of a record while it is written, locked. Raises OutputError where something else has this name."""
+    """The file of a record during writing, locked. Raises OutputError if it is locked, or is not a record."""
 
     def __init__(self, path: str | os.PathLike[str], head: Mapping[str, Any]) -> None:
         self.path = Path(path)
         self._columns = 0
         _check_replaceable(self.path)
-        # Not atomic_write: the file is to be read while the run is under way. Unbuffered: a fork copies no line.
+        # Not atomic_write: the file must be readable during the run. Unbuffered: a fork must not copy lines.
         self._file = open(self.path, "ab", buffering=0)
         lock = take_lock(self._file.fileno())
         if lock is None:
@@ -407,7 +410,7 @@ class RecordFile:
         self._write({_HEAD: _VERSION, **head})
 
     def row(self, series: Sequence[Series], end: float, duration: float, values: Sequence[float]) -> None:
-        """A row, and before it what is new of the columns."""
+        """Write new columns, if any, then a row."""
         if new := series[self._columns : len(values)]:
             self._write({"series": [one._asdict() for one in new]})
             self._columns += len(new)
@@ -422,7 +425,7 @@ class RecordFile:
         self._lock.release()
 
     def after_fork(self) -> None:
-        """In a forked child, which would keep the file locked after the end of its parent."""
+        """Close the file in a forked child, which would otherwise keep it locked after the parent ends."""
         self.close()
 
     def _write(self, document: Mapping[str, Any]) -> None:
@@ -432,7 +435,7 @@ class RecordFile:
 
 
 def _check_replaceable(path: Path) -> None:
-    """A record may be replaced by a new one, other files may not."""
+    """Check that a path is free, empty or a record, which a new record may replace. Raises OutputError."""
     try:
         with open_regular(path) as file:
             start = file.read(len(_START))
@@ -445,9 +448,9 @@ def _check_replaceable(path: Path) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> Usage:
-    """A record from its file, or from the JSON of a diagnosis. A last line that is not whole is left out.
+    """Load a record from its file or from the JSON of a diagnosis, which are not trusted.
 
-    Raises OSError, and FormatError, with the line, for what is not such a file: nothing in it is trusted.
+    An incomplete last line is left out. Raises OSError, and FormatError, with the line, for an invalid file.
     """
     with open_regular(path) as file:
         text = file.read(Limits.FILE_BYTES + 1)
@@ -496,7 +499,7 @@ def _of_diagnosis(text: bytes) -> Usage:
 
 
 def _parsed(text: bytes) -> Any:
-    """A JSON object. Raises ValueError, for numbers that JSON does not have, too."""
+    """Parse a JSON object. Raises ValueError, also for NaN and infinities, which JSON does not have."""
     try:
         document = json.loads(text, parse_constant=lambda name: float("no number"))
     except (ValueError, RecursionError) as error:
@@ -506,23 +509,23 @@ def _parsed(text: bytes) -> Any:
     return document
 
 
-# --- What a record says in one sentence: what is busy, what is idle, and so what the run probably waits for.
-# The sentence follows medians (p50, by time), so a slow start or an evaluation at the end does not decide it. It is a
-# reading of counters: only a diagnosis, which replaces stages by memory, measures what a stage costs.
+# --- A summary of a record in one sentence: busy and idle parts of the machine, and the probable bottleneck.
+# It uses medians (p50, by time), so that a slow start or an evaluation at the end has no influence. It only interprets
+# counters; a diagnosis, which replaces stages by memory, measures the cost of each stage.
 _BUSY = 0.9  # of the CPUs or the GPU
 _DISK_BUSY = 0.8
 _LINK_FULL = 0.8
 _PRESSED = 0.2  # of the time some task waited for I/O
 _THROTTLED = 0.1
 _NEARLY_FULL = 0.95
-_STEADY = 0.5  # of p95: a rate whose median is above this does not come in bursts
-_LEAST_RATE = 1e6  # bytes a second: less is not a load
+_STEADY = 0.5  # of p95: a rate with a median above this is not bursty
+_LEAST_RATE = 1e6  # bytes per second: less is not a load
 _NOTHING = Percentiles(*[0.0] * 7)
 _Known: TypeAlias = Mapping[str, Percentiles]
 
 
 def format_value(value: float | None, unit: str) -> str:
-    """A value for people: 98 %, 1.34 GB, 140 MB/s, 2.5."""
+    """A value as text: 98 %, 1.34 GB, 140 MB/s, 2.5."""
     if value is None or value != value:
         return "–"
     if unit == "share":
@@ -534,7 +537,7 @@ def format_value(value: float | None, unit: str) -> str:
 
 
 def read_usage(usage: Usage) -> str:
-    """The sentence, with figures."""
+    """Summarize a record in a sentence, with figures."""
     known = usage.percentiles()
     if "cpu busy" not in known:
         return "too short for a sample: nothing is known"
@@ -570,7 +573,7 @@ def _limit(known: _Known, full: Mapping[str, float]) -> str:
 
 
 def _storage(known: _Known) -> str:
-    """What says that storage is waited for: a busy disk, tasks that wait for I/O, or steady reads from a server."""
+    """The evidence that storage is the limit, else "": a busy disk, tasks that wait for I/O, or steady server reads."""
     disks = [(value.p50, name.removesuffix(" busy")) for name, value in known.items() if name.endswith(" busy")]
     disks = [(busy, disk) for busy, disk in disks if f"{disk} read" in known or f"{disk} write" in known]
     waits = max(known.get(name, _NOTHING).p50 for name in ("io pressure", "cpu iowait"))
@@ -597,9 +600,9 @@ def _percent(share: float) -> str:
     return format_value(share, "share")
 
 
-# --- Two records side by side: what differs, series by series and between marks of the same name.
+# --- A comparison of two records, by series and between marks of the same name.
 class Difference(NamedTuple):
-    """A series in both records; None in the one that lacks it. ratio: the mean in B for 1 in A, None if unknown."""
+    """A series in both records; None in a record without it. ratio: mean in B over mean in A; None if unknown."""
 
     name: str
     unit: str
@@ -609,7 +612,7 @@ class Difference(NamedTuple):
 
 
 class SpanDifference(NamedTuple):
-    """What is between a mark and the next one, in both records: seconds, steps and images a second, None if unknown."""
+    """Seconds, steps/s and images/s between a mark and the next one, in both records; None if unknown."""
 
     name: str
     seconds: tuple[float, float]
@@ -619,7 +622,10 @@ class SpanDifference(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """rows: the series of both, what matters most first. spans: between marks that both have, in the order of A."""
+    """A comparison of two records.
+
+    rows: the series of both, the most important first. spans: differences between common marks, in the order of A.
+    """
 
     a: Usage
     b: Usage
@@ -628,7 +634,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """How much faster B is, or longer it ran, and what each of them waits for."""
+        """The rates of B and A, or their run times without rates, and the bottleneck of each, as sentences."""
         first = f"A ran for {human_seconds(self.a.seconds)}, B for {human_seconds(self.b.seconds)}"
         for what, one, other in self._rates():
             shown = [format_value(rate, "1") for rate in (other, one)]
@@ -637,7 +643,7 @@ class Comparison:
         return f"{first}. A: {read_usage(self.a)}. B: {read_usage(self.b)}."
 
     def _rates(self) -> Iterator[tuple[str, float, float]]:
-        """What is counted, and how many of it A and B made: of the whole run, or of the slowest part of both."""
+        """Yield (name, rate in A, rate in B), of the whole run, then of the spans, the slowest of A first."""
         rows = {row.name: row for row in self.rows}
         for name in ("images", "steps"):
             row = rows.get(name)
@@ -648,7 +654,7 @@ class Comparison:
             yield f"{name} a second in {span.name!r}", one or 0.0, other or 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as numbers, texts, lists and dictionaries, but for the values over time."""
+        """The comparison as numbers, strings, lists and dictionaries, without the values over time."""
         runs = [{"host": run.host, "started": run.started, "seconds": run.seconds} for run in (self.a, self.b)]
         rows = [{**row._asdict(), "a": row.a and row.a._asdict(), "b": row.b and row.b._asdict()} for row in self.rows]
         spans = [span._asdict() for span in self.spans]
@@ -656,14 +662,14 @@ class Comparison:
 
 
 def compare(a: Usage, b: Usage) -> Comparison:
-    """Compare two records, of the same host or of two. Single cores are left out: hosts may have unlike numbers."""
+    """Compare two records of one or two hosts, without single cores, whose number may differ."""
     series = {one.name: one for run in (a, b) for one in run.summary(0).series}
     of_a, of_b, rows, spans = a.percentiles(), b.percentiles(), list[Difference](), list[SpanDifference]()
     for one in sorted(series.values(), key=_importance):
         before, after = of_a.get(one.name), of_b.get(one.name)
         ratio = after.mean / before.mean if before and after and before.mean else None
         rows.append(Difference(one.name, one.unit, before, after, ratio))
-    rest = {mark.name: (mark, span) for mark, span in reversed(b.spans())}  # the first of each name
+    rest = {mark.name: (mark, span) for mark, span in reversed(b.spans())}  # the first mark of each name
     for mark, span in a.spans():
         if mark.name in rest:
             both = (mark, span), rest.pop(mark.name)
@@ -673,7 +679,7 @@ def compare(a: Usage, b: Usage) -> Comparison:
 
 
 def _of_span(pair: tuple[Mark, Usage]) -> tuple[float, float | None, float | None]:
-    """Seconds, and steps and images a second: what the mark says, or the means of their series."""
+    """Seconds, steps/s and images/s of a span, with the rates of the mark or else the means of the series."""
     mark, span = pair
     means = {name: values.mean for name, values in span.percentiles().items()}
     rates = [
@@ -682,7 +688,7 @@ def _of_span(pair: tuple[Mark, Usage]) -> tuple[float, float | None, float | Non
     return float(span.durations.sum()), rates[0], rates[1]
 
 
-# --- A record, and a comparison of two: lines for a terminal, and the tables that reports show, too.
+# --- A record, and a comparison of two, as lines for a terminal, and as tables, also used in reports.
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _STRIP, _LEAST_STRIP, _NAME_WIDTH = 24, 12, 23
 _COMPARED = ("p50", "p95", "max")
@@ -692,7 +698,7 @@ Table: TypeAlias = tuple[Sequence[str], list[list[str]]]
 
 
 def percentiles_table(usage: Usage, names: Sequence[str] = Percentiles._fields) -> Table:
-    """A row for each series that has a value."""
+    """A table of percentiles, with a row for each series that has values."""
     known = usage.percentiles()
     return ["", *names], [
         [one.name, *(format_value(getattr(known[one.name], name), one.unit) for name in names)]
@@ -702,9 +708,9 @@ def percentiles_table(usage: Usage, names: Sequence[str] = Percentiles._fields) 
 
 
 def usage_lines(usage: Usage, columns: int = 110) -> list[str]:
-    """Percentiles of each series, with a strip of its values over time; marks; and what that says.
+    """A record as lines: percentiles of each series with a strip of its values over time, marks, and the summary.
 
-    columns: of the terminal; with less than 110 some percentiles are left out, and the strip is shorter.
+    columns: width of the terminal; below 110, some percentiles are left out, and the strip is shorter.
     """
     summary = usage.summary(_CORES)
     names = [name for name in Percentiles._fields[:-1] if columns >= 110 or name not in ("p90", "p99")]
@@ -722,7 +728,7 @@ def usage_lines(usage: Usage, columns: int = 110) -> list[str]:
 
 
 def comparison_tables(result: Comparison) -> list[Table]:
-    """p50, p95 and the largest value of each series in both, and the ratio of the means; then what is between marks."""
+    """Tables of p50, p95, maximum and ratio of means of each series in both records; then of rates between marks."""
     rows = []
     for row in result.rows:
         values = [getattr(one, name, None) for name in _COMPARED for one in (row.a, row.b)]
@@ -736,7 +742,7 @@ def comparison_tables(result: Comparison) -> list[Table]:
 
 
 def comparison_lines(result: Comparison, width: int = 100) -> list[str]:
-    """Two records side by side, and what that says."""
+    """A comparison of two records as lines, with the verdict."""
     series, *spans = comparison_tables(result)
     lines = table(*series, width, optional=_of_both(("max", "p95")))
     for headings, rows in spans:

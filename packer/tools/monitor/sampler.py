@@ -1,4 +1,4 @@
-"""`Sampler`: reads what the machine does, twice a second, in a thread; and `monitor`, for training code.
+"""`Sampler`, which samples the utilisation of the machine in a thread; and `monitor`, a sampler for training code.
 
     with packer.monitor("run.jsonl") as usage:
         for epoch in range(90):
@@ -7,8 +7,8 @@
                 train(images, labels)
                 usage.step(images=len(images))
 
-Nothing that goes wrong in a probe reaches training: what cannot be read has no value, and a record that cannot be
-written any more (a full disk) ends with a note.
+Errors of probes never reach training: a series that cannot be read has no value, and a record that can no longer be
+written, as on a full disk, ends with a note.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ __all__ = ["INTERVAL", "Sampler", "monitor"]
 INTERVAL = 0.5
 _PATIENCE_SECONDS = 10.0
 _REST = 0.1  # of an interval
-_LEAST_SECONDS = 1e-4  # between two samples: times in files have microseconds
+_LEAST_SECONDS = 1e-4  # between two samples: files store times in microseconds
 _log = logging.getLogger(__name__)
 
 
 class Sampler:
-    """Samples of this machine, from `start` to `stop`, or inside `with`.
+    """Samples this machine from `start` to `stop`, or inside `with`.
 
-    path: a file that is written meanwhile; `packer.tools.monitor.load` reads it. None: only memory.
+    path: the file to write meanwhile, for `packer.tools.monitor.load`; None keeps the record in memory only.
     interval: seconds between samples.
-    process: the first process of the job, whose CPU time and reads are counted with those of its children; by default
-        this one.
-    clock: seconds, steady.
+    process: the first process of the job, whose CPU time and reads are counted together with those of its children; by
+        default this process.
+    clock: a monotonic clock, in seconds.
 
-    Raises SourceError where there is nothing to read, OutputError and OSError for the file, ValueError.
+    Raises SourceError if utilisation cannot be read here, OutputError and OSError for the file, ValueError.
     """
 
     def __init__(
@@ -66,18 +66,18 @@ class Sampler:
         self._buffer, self._marks = Buffer(), list[Mark]()
         self._gauges: dict[str, tuple[Callable[[], float], float | None]] = {}
         self._counts = {"steps": 0, "images": 0}
-        self._sampling = threading.Lock()  # during a sample, which may take long
-        self._lock = threading.Lock()  # of marks, rows and the file
+        self._sampling = threading.Lock()  # held during a sample, which may take long
+        self._lock = threading.Lock()  # guards marks, rows and the file
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
         self._file: RecordFile | None = None
         if path is not None:
             self._file = RecordFile(path, {"host": self._host, "started": self._started, "interval": interval})
-        self._read(self._start)  # what counters begin with
+        self._read(self._start)  # the initial values of counters
 
     def mark(self, name: str) -> None:
-        """Mark the beginning of an epoch, an evaluation, …; at most 100,000 marks."""
+        """Mark the beginning of an epoch, an evaluation, …; a record has at most 100,000 marks."""
         mark = Mark(str(name)[: Limits.NAME] or "?", self._clock() - self._start)
         with self._lock:
             if len(self._marks) < Limits.MARKS:
@@ -85,33 +85,33 @@ class Sampler:
                 self._write(lambda file: file.mark(mark))
 
     def step(self, images: int = 0) -> None:
-        """A training step with this many images is done: the series "steps" and "images", a second."""
+        """Count a finished training step with this many images, for the rates "steps" and "images"."""
         self._counts["steps"] += 1
         self._counts["images"] += images
 
     def gauge(self, name: str, read: Callable[[], float], full: float | None = None) -> None:
-        """Sample a number of your own: read() is called in the thread of the sampler, and may raise.
+        """Also sample a user-defined value. read: called in the sampler's thread; it may raise.
 
-        full: the most that it can be.
+        full: the largest possible value.
         """
         self._gauges[str(name)[: Limits.NAME] or "?"] = (read, full)
 
     def start(self) -> Sampler:
-        """Sample in a thread from now on."""
+        """Start sampling in a thread."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="packer-usage", daemon=True)
             self._thread.start()
         return self
 
     def sample(self) -> None:
-        """Take a sample now: of the time since the one before it."""
+        """Take a sample now, of the time since the previous one."""
         with self._sampling:
             self._sample()
 
     def stop(self) -> Usage:
-        """Take a last sample and end; the whole record. In a forked child nothing happens.
+        """Take a last sample, stop, and return the whole record. In a forked child, only returns the record.
 
-        Where a sample does not end, as if a driver hangs, the record ends with the one before it.
+        If a sample does not finish, for example because a driver hangs, the record ends with the previous one.
         """
         if os.getpid() != self._process or self._ended.is_set():
             return self.usage()
@@ -119,7 +119,7 @@ class Sampler:
         if not is_free:
             self._note("a sample did not end: the record ends before it")
         elif self._last == self._start or self._clock() - self._last > _REST * self.interval:
-            self._sample()  # a much shorter one would only have odd rates
+            self._sample()  # the rates of a much shorter sample would be meaningless
         self._ended.set()
         with self._lock:
             self._write_row(self._buffer.flush())
@@ -160,7 +160,7 @@ class Sampler:
         duration, self._last = now - self._last, now
         values = [self._readings.values.get(name, math.nan) for name in self._readings.series]
         with self._lock:
-            if not self._ended.is_set():  # while a probe hung
+            if not self._ended.is_set():  # `stop` may have given up on a slow probe
                 self._write_row(self._buffer.add(now - self._start, duration, values))
 
     def _read(self, now: float) -> None:
@@ -173,7 +173,7 @@ class Sampler:
         for what, probe in self._machine.probes.items():
             try:
                 probe(self._readings)
-            except OSError:  # this machine does not have it, or this user may not read it
+            except OSError:  # missing on this machine, or not readable by this user
                 continue
             except Exception as error:
                 self._note(f"{what} could not be read: {error!r}")
@@ -202,12 +202,12 @@ class Sampler:
 
 
 def monitor(path: str | os.PathLike[str] | None = None, *, interval: float = INTERVAL) -> Sampler:
-    """A `Sampler` for training code, to be used with `with`: marks, steps and gauges are those of this process.
+    """A `Sampler` for training code, for use in a `with` statement. Marks, steps and gauges are those of this process.
 
-    The first rank of each node writes its record; other ranks only take marks. With several nodes, the file name has
-    the number of the node: run.jsonl becomes run.node1.jsonl.
+    The first rank of each node writes its record; the records of other ranks stay in memory. With several nodes, the
+    file name gets the number of the node: run.jsonl becomes run.node1.jsonl.
 
-    path: of the record; None keeps it in memory, see `Sampler.usage`. Raises as `Sampler` does.
+    path: the file of the record; None keeps it in memory, see `Sampler.usage`. Raises the errors of `Sampler`.
     """
     ranks = detect_ranks()
     if ranks.local_rank > 0:
@@ -218,7 +218,7 @@ def monitor(path: str | os.PathLike[str] | None = None, *, interval: float = INT
 
 
 def _number(read: Callable[[], float]) -> float:
-    """What a user's function returns; NaN where it raises, or returns something else."""
+    """The number that a user's function returns; NaN if it raises or returns anything else."""
     try:
         value = float(read())
     except Exception:

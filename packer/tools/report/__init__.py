@@ -1,4 +1,4 @@
-"""Reports as one HTML file that needs nothing else: text, tables and charts, for any browser, a phone and paper.
+"""Reports as one self-contained HTML file with text, tables and charts, for browsers, phones and print.
 
     page = Page("Diagnosis of train.py", lead="storage limits training")
     page.section("The ladder")
@@ -6,8 +6,8 @@
     page.table(["stage", "ms a step"], [["step", "20.0"], ["read", "41.5"]])
     write_page(Path("report.html"), page)
 
-A page loads nothing and runs no script. Its form is the template page.html with style.css. All text is escaped; only
-charts are markup. Pages need matplotlib and Jinja2, the extra `report`; `require_charts()` says so before the work.
+A page loads nothing and runs no script. Its layout is in page.html and style.css. All text is escaped; only charts are
+markup. Pages need matplotlib and Jinja2, from the extra `report`; call `require_charts()` before long work to check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NUMBER = re.compile(r"(–|[<>~]?\s?[+−-]?[\d.,]+\s?\S{0,10}( ?[–±] ?[\d.,
 
 @dataclass(frozen=True, slots=True)
 class _Section:
-    """title: "" for what is above all sections. parts: kind and value, as the template has them."""
+    """A section of a page. title: "" for the part above all sections. parts: (kind, value), read by the template."""
 
     title: str = ""
     collapsed: bool = False
@@ -39,9 +39,9 @@ class _Section:
 
 
 class Page:
-    """A report that grows from the top to the bottom.
+    """A report, built from top to bottom.
 
-    title: of the page. lead: the result in a sentence, which is shown first.
+    title: title of the page. lead: the result as a sentence, shown first.
     """
 
     def __init__(self, title: str, *, lead: str = "") -> None:
@@ -49,35 +49,35 @@ class Page:
         self.sections = [_Section()]
 
     def section(self, title: str, *, collapsed: bool = False) -> None:
-        """Begin a section. collapsed: only its title is shown until it is clicked; on paper all of it."""
+        """Begin a section. collapsed: shows only the title until it is clicked; in print, all of it."""
         self.sections.append(_Section(title, collapsed))
 
     def figures(self, items: Sequence[tuple[str, str, str]]) -> None:
-        """The few numbers that matter, in large: (value, what it is, a word more or "")."""
+        """Add large key figures: (value, label, detail or "")."""
         self._add("figures", items)
 
     def text(self, text: str) -> None:
-        """A paragraph."""
+        """Add a paragraph."""
         self._add("text", text)
 
     def points(self, items: Sequence[str]) -> None:
-        """A list of sentences."""
+        """Add a list of sentences."""
         self._add("points", items)
 
     def facts(self, items: Sequence[tuple[str, str]]) -> None:
-        """Names and values, as of an environment."""
+        """Add a list of names and values."""
         self._add("facts", items)
 
     def chart(self, chart: Chart, caption: str = "") -> None:
-        """A chart with a caption below it."""
+        """Add a chart with a caption below it."""
         self._add("chart", {"chart": chart, "caption": caption})
 
     def table(
         self, headings: Sequence[str], rows: Sequence[Sequence[str]], *, caption: str = "", strong: Sequence[int] = ()
     ) -> None:
-        """A table; columns of numbers are aligned right, and one that is too wide scrolls. strong: rows to look at.
+        """Add a table. Columns of numbers are right-aligned; a wide table scrolls. strong: numbers of highlighted rows.
 
-        Raises ValueError for a row that has not a cell for each heading.
+        Raises ValueError for a row without one cell per heading.
         """
         for row in rows:
             if len(row) != len(headings):
@@ -87,17 +87,17 @@ class Page:
         self._add("table", table)
 
     def pictures(self, items: Sequence[tuple[bytes, str, Sequence[str]]]) -> None:
-        """PNG images side by side, each with a title and lines below it."""
+        """Add PNG images side by side, each with a title and lines below it."""
         self._add(
             "pictures", [("data:image/png;base64," + base64.b64encode(png).decode(), *text) for png, *text in items]
         )
 
     def card(self, title: str, *, badge: str = "", why: str = "", code: str = "", note: str = "") -> None:
-        """A piece of advice: what to do, what it gains (badge), why, how as code, and what to mind."""
+        """Add a recommendation: title, gain (badge), reason, code and a note."""
         self._add("card", {"title": title, "badge": badge, "why": why, "code": code, "note": note})
 
     def render(self) -> str:
-        """The whole document. Raises MissingExtraError."""
+        """The page as an HTML document. Raises MissingExtraError."""
         require_charts()
         from jinja2 import Environment
 
@@ -111,5 +111,5 @@ class Page:
 
 
 def write_page(path: Path, page: Page) -> None:
-    """Write a page; the file is whole or not there. Raises OSError, MissingExtraError."""
+    """Write a page atomically. Raises OSError, MissingExtraError."""
     atomic_write(path, page.render().encode())

@@ -1,11 +1,11 @@
-"""Charts of a report: bars and heat maps, drawn and laid out by matplotlib, each in two widths.
+"""Charts of a report: bars and heat maps, drawn by matplotlib, each in two widths.
 
-A chart is an SVG element for the middle of a page. Its text stays text, so that it can be searched, selected and read
-aloud; its colours are CSS variables of the page, which knows whether it is light or dark: matplotlib draws with
-placeholders. No state of pyplot and no settings of the user take part, and the same values always give the same bytes.
+A chart is an SVG element inside a page. Its text stays text, so that it can be searched, selected and read aloud. Its
+colours are CSS variables of the page, which is light or dark; matplotlib draws with placeholder colours. The state of
+pyplot and the user's settings are not used, so the same values always give the same bytes.
 
-Values that are None or not finite are missing, and shown as such. Names come from anywhere and are cut to fit. Series
-differ in place too, not in colour alone.
+Values that are None or not finite are shown as missing. Names are untrusted and are shortened to fit. Series differ by
+position, not by colour alone.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ STYLE = files("packer.tools.report").joinpath("style.css").read_text("utf-8")
 COLOURS = STYLE.partition("/* --- the page --- */")[0]
 _ALT = 1500
 _LARGE = 1e10
-_ROW = 18  # pixels of a bar with the space around it
+_ROW = 18  # pixels per bar, with the space around it
 _INK, _MUTED, _SURFACE, _STRONG = "#000001", "#000002", "#000003", "#000004"
 _SERIES = ("#000011", "#000012", "#000013", "#000014", "#000015", "#000016", "#000017")
 _VARIABLES = {_INK: "currentColor", _MUTED: "var(--muted)", _SURFACE: "var(--surface)"}
 _VARIABLES |= {_STRONG: "var(--strong)"} | {colour: f"var(--series-{i})" for i, colour in enumerate(_SERIES, 1)}
 _PLACEHOLDER = re.compile(f"(?<=fill: |roke: )({'|'.join(_VARIABLES)})")
-# Of an SVG file: its comments, what describes it, and names to which nothing refers, which several charts would share.
+# Removed from an SVG file: comments, metadata, styles, unused ids (several charts would share them), and whitespace.
 _NEEDLESS = re.compile(r'<!--.*?-->|<(metadata|style)\b.*?</\1>| id="[\w.]+_\d+"|(?<=>)\s+(?=<)', re.DOTALL)
-_NO_TEXT = re.compile("[\ufffe\uffff]")  # characters that XML does not have, beyond those that `printable` escapes
-# Settings that are not about drawing; setting them would start a user interface or give a warning.
+_NO_TEXT = re.compile("[\ufffe\uffff]")  # characters invalid in XML that `printable` does not escape
+# Settings unrelated to drawing; setting them would start a user interface or give a warning.
 _NO_SETTINGS = ("backend", "interactive", "toolbar", "webagg", "tk.", "date.epoch", "timezone", "figure.max_open")
 _SETTINGS = {
     "svg.fonttype": "none",
@@ -80,9 +80,9 @@ _SETTINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A drawing in two widths, of which the page shows the one that fits.
+    """A drawing in two widths; the page shows the one that fits.
 
-    wide, narrow: SVG elements. alt: what the chart says, for those who do not see it.
+    wide, narrow: SVG elements. alt: the content of the chart as text, for screen readers.
     """
 
     wide: str
@@ -92,7 +92,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that began at a time, as a rung of a ladder or a training step."""
+    """A labelled time on a chart. at: seconds."""
 
     at: float
     label: str
@@ -100,8 +100,11 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class _Size:
-    """width: pixels; a phone shows a narrow chart a little larger, a page at 400 % a little smaller. names: the
-    longest that fits, in characters. ticks: of an axis of times."""
+    """The size of a drawing.
+
+    width: pixels; a phone shows a narrow chart a little larger, a page at 400 % a little smaller. font: font size.
+    names: longest row name that fits, in characters. ticks: number of ticks on a time axis.
+    """
 
     width: int
     font: int
@@ -113,9 +116,10 @@ _SIZES = _Size(820, 13, 36, 8), _Size(340, 14, 12, 4)
 
 
 def number(value: Value, unit: str = "", *, like: float | None = None) -> str:
-    """A number and its unit; a dash for a missing value: "41.5 ms", "1,230 ms", "–".
+    """A number with its unit, or a dash for a missing value: "41.5 ms", "1,230 ms", "–".
 
-    Three digits, or as many decimals as three digits of `like` have, so that numbers of one chart compare.
+    It has three significant digits, or the decimals of three significant digits of `like`, so that the numbers of one
+    chart are comparable.
     """
     if value is None or not math.isfinite(value):
         return "–"
@@ -135,12 +139,12 @@ def bars(
     strong: Sequence[int] = (),
     line: tuple[float, str] | None = None,
 ) -> Chart:
-    """Horizontal bars from 0, one for each label, or a group of them where there are several series.
+    """A chart of horizontal bars from 0, one for each label and series.
 
-    unit: as "ms"; written after each value.
+    unit: written after each value, such as "ms".
     low, high: ends of the interval of each bar of the first series.
-    strong: numbers of the labels to look at.
-    line: a value that the bars are to be compared with, and its name.
+    strong: numbers of the highlighted labels.
+    line: a reference value for the bars, and its name.
     """
     rows, values = _series(labels, series)
     ends = [[_finite(value) for value in each or [None] * len(rows)] for each in (low, high)]
@@ -177,11 +181,10 @@ def heat_map(
     *,
     marks: Sequence[Mark] = (),
 ) -> Chart:
-    """values[row][time], 0 to 1, as colours from dark to bright; missing ones are left open.
+    """A heat map of values[row][time], 0 to 1, as colours from dark to bright; missing values are blank.
 
-    times: where each column begins in seconds, rising; columns are drawn equally wide. marks: lines at times, with
-    names where there is room. Raises ValueError without rows or times, or where their numbers are not those of the
-    values.
+    times: the start of each column in seconds, ascending; columns are drawn equally wide. marks: lines at times, with
+    names if there is room. Raises ValueError without rows or times, or if their numbers do not match the values.
     """
     if not rows or not times or len(values) != len(rows) or any(len(row) != len(times) for row in values):
         raise ValueError(f"a heat map of {len(rows)} rows and {len(times)} times needs as many values, and one of each")
@@ -228,7 +231,7 @@ def heat_map(
 
 
 def require_charts() -> None:
-    """Raises MissingExtraError where matplotlib or Jinja2 is not installed."""
+    """Check for matplotlib and Jinja2. Raises MissingExtraError if one is not installed."""
     try:
         import jinja2  # noqa: F401
         import matplotlib  # noqa: F401
@@ -237,7 +240,7 @@ def require_charts() -> None:
 
 
 def svg_image(chart: Chart) -> str:
-    """The wide drawing of a chart as a separate document, for a page in Markdown, with its colours."""
+    """The wide drawing of a chart as a separate SVG document with its colours, for a Markdown page."""
     head, _, drawing = chart.wide.partition(">")
     width, height = re.findall(r"[\d.]+", head.partition('viewBox="')[2])[2:4]
     return (
@@ -249,16 +252,16 @@ def svg_image(chart: Chart) -> str:
 
 
 def clean(text: object, most: int = 300) -> str:
-    """Foreign text made safe to show: control characters as escapes, the middle of long ones left out."""
+    """Make untrusted text safe to show: control characters are escaped, and long texts lose their middle."""
     whole = str(text)
-    if len(whole) > 4 * most:  # escapes only make it longer
+    if len(whole) > 4 * most:  # escapes only make the text longer
         whole = shortened(whole, 4 * most)
     return shortened(_NO_TEXT.sub("\ufffd", printable(whole)), most)
 
 
 # --- parts of charts ------------------------------------------------------------------------------------------------
 def _chart(height: int, paint: Callable[[Axes, _Size], None], alt: str, legend: bool = False) -> Chart:
-    """The chart in both widths. height: pixels without the legend."""
+    """Draw a chart in both widths. height: pixels without the legend."""
     alt = clean(alt, _ALT)
     wide, narrow = (_draw(height, paint, alt, legend, size) for size in _SIZES)
     return Chart(wide, narrow, alt)
@@ -296,7 +299,7 @@ def _draw(height: int, paint: Callable[[Axes, _Size], None], alt: str, legend: b
 
 
 def _name_rows(axes: Axes, names: Sequence[str], many: int, size: _Size, strong: Sequence[int] = ()) -> None:
-    """Names beside bars, of which each row has `many`."""
+    """Write the names of rows next to their bars. many: number of bars per row."""
     step = many + 0.5
     axes.set_xlim(0, 1)
     axes.set_ylim(max(1, len(names)) * step - 0.6, -0.6)
@@ -324,7 +327,7 @@ def _known(values: Sequence[Value]) -> list[float]:
 
 
 def _series(labels: Sequence[str], series: Mapping[str, Sequence[Value]]) -> tuple[list[str], dict[str, list[Value]]]:
-    """Labels and series made safe to draw. Raises ValueError where a series has not a value for each label."""
+    """Make labels and series safe to draw. Raises ValueError for a series without one value per label."""
     for name, column in series.items():
         if len(column) != len(labels):
             raise ValueError(f"{name}: {len(column)} values, expected one for each of {len(labels)} labels")
@@ -333,7 +336,7 @@ def _series(labels: Sequence[str], series: Mapping[str, Sequence[Value]]) -> tup
 
 
 def _table_in_words(rows: Sequence[str], series: Mapping[str, Sequence[Value]], unit: str) -> str:
-    """ "step: added 20.0 ms, if free 0 ms; copy: …"."""
+    """The values as text: "step: added 20.0 ms, if free 0 ms; copy: …"."""
     return "; ".join(
         f"{row}: " + ", ".join(f"{name} {number(column[i], unit)}".strip() for name, column in series.items())
         for i, row in enumerate(rows)

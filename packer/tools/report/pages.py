@@ -1,4 +1,4 @@
-"""A diagnosis as a page: the verdict first, then the evidence, then what to change, then the method."""
+"""Report pages: of a diagnosis, of a record of utilisation, and of two records compared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PACKAGES = ("packer-vision", "torch", "numpy", "nvidia-dali-cuda120", "simplejp
 
 
 def diagnosis_page(result: Diagnosis, title: str, command: str) -> Page:
-    """The report of a diagnosis. title: what was diagnosed; command: how to repeat it."""
+    """The report of a diagnosis. title: the subject of the diagnosis; command: the command that repeats it."""
     page = Page(title, lead=_sentence(result.verdict))
     step, full = result.step, result.full
     shares = [
@@ -62,12 +62,12 @@ def diagnosis_page(result: Diagnosis, title: str, command: str) -> Page:
 
 
 def command_line(arguments: Sequence[str] | None = None) -> str:
-    """The command that runs, as one would type it."""
+    """The running command, quoted for a shell."""
     return shlex.join(["packer", *(sys.argv[1:] if arguments is None else arguments)])
 
 
 def environment(command: str) -> list[tuple[str, str]]:
-    """What figures depend on: command, date, machine, versions."""
+    """The conditions of a measurement: command, date, machine and versions."""
     facts = [("Command", command), ("Date", time.strftime("%Y-%m-%d %H:%M %z"))]
     facts.append(("Machine", f"{platform.node()}, {platform.system()} {platform.release()}, {_processor()}"))
     facts.append(("CPUs", f"{os.cpu_count()}, of which this process may use {len(affinity())}"))
@@ -151,7 +151,7 @@ def _show_advice(page: Page, advice: Sequence[Advice]) -> None:
         )
 
 
-# --- Utilisation over time as parts of a page: heat maps, percentiles, and what is between marks.
+# --- Utilisation over time as parts of a page: heat maps, percentiles, and the values between marks.
 _COLUMNS = 120
 _MARKS = 60
 _SPANS = 40
@@ -161,7 +161,7 @@ _HEAT = "Each row is a series, from dark (0) to bright (its limit, or its larges
 
 
 def usage_page(usage: Usage, title: str, facts: Sequence[tuple[str, str]] = (), notes: Sequence[str] = ()) -> Page:
-    """The report of a record."""
+    """The report of a record of utilisation."""
     page = Page(title, lead=read_usage(usage))
     page.facts([("host", usage.host), ("time", human_seconds(usage.seconds)), *facts])
     if notes:
@@ -172,7 +172,7 @@ def usage_page(usage: Usage, title: str, facts: Sequence[tuple[str, str]] = (), 
 
 
 def add_usage(page: Page, usage: Usage) -> None:
-    """To the section that is open: the heat map, the percentiles and, where there are marks, what is between them."""
+    """Add the heat map, the percentiles and, with marks, the values between marks to the current section."""
     summary = usage.summary()
     if not summary.heat_rows(1):
         page.text("Nothing was sampled.")
@@ -186,7 +186,7 @@ def add_usage(page: Page, usage: Usage) -> None:
 
 
 def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
-    """The report of two records: their heat maps on the same scales, one over the other, and what differs."""
+    """The report of two records: their heat maps on the same scales, one above the other, and their differences."""
     page = Page("Two runs compared", lead=result.verdict)
     page.facts([(f"{which}, {name}", f"{run.host}, {human_seconds(run.seconds)}")
                 for which, name, run in zip("AB", names, (result.a, result.b), strict=True)])  # fmt: skip
@@ -216,7 +216,7 @@ def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> lis
 
 
 def _add_spans(page: Page, usage: Usage) -> None:
-    """From min over p50 to max, between marks, of the first series that matter."""
+    """Add a table of minimum, median and maximum between marks, of the most important series."""
     percentiles = usage.percentiles()
     shown = [one for one in usage.summary(0).series if one.unit != "bytes" and "pressure" not in one.name]
     shown = [one for one in shown if one.unit != "share" or percentiles[one.name].max >= _LEAST_SHARE][:_SPAN_SERIES]

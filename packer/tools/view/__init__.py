@@ -1,12 +1,12 @@
-"""`packer view`: a page in the browser to look at the samples of a set, a folder, an archive or an address.
+"""`packer view`: a web page that shows the samples of a set, a folder, an archive or an address.
 
-places             what can be looked at, as readers
+places             readers of packed sets and of unpacked sources
 document           columns as .npy, orders with runs, histograms, the scan of all samples; view.json
-predictions        the labels of a model next to those of a set
-samples            one sample: bytes, facts, small pictures; batches as training sees them
-answers, server    paths to answers, over HTTP on 127.0.0.1
-export             a page for any web server, with small pictures; serving it again
-page               the page itself: HTML, CSS and JavaScript, which loads nothing else
+predictions        predicted labels of a model, to compare with the labels of a set
+samples            one sample: bytes, facts, thumbnails; batches as in training
+answers, server    requests and answers, over HTTP on 127.0.0.1
+export             a page with thumbnails for any web server; serving an exported page
+page               the page: HTML, CSS and JavaScript, which loads nothing else
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["ViewExport", "Viewing", "export_view", "view"]
 
 
 class Viewing:
-    """A page that is being served; close it, or use it as a context.
+    """A served page; close it, or use it in a `with` statement.
 
-    url: to open in a browser of this machine. It has a token: who has it sees the samples.
+    url: address for a browser on this machine. It contains a token that gives access to the samples.
     """
 
     def __init__(self, view: View | None, server: ViewServer) -> None:
@@ -35,7 +35,7 @@ class Viewing:
         self.url, self.port = server.url, server.port
 
     def close(self) -> None:
-        """Stop serving, and close what was opened. Does nothing the second time."""
+        """Stop serving, and close the opened place. A second call does nothing."""
         self._server.close()
         if self._view is not None:
             self._view.close()
@@ -59,11 +59,11 @@ def view(
     """Serve a page on 127.0.0.1 that shows the samples of a place, from threads of this process until it is closed.
 
     place: a packed set by its directory or address, any source of `packer.convert`, such as a folder or an archive, or
-        a page that was exported.
-    split: only this one.
-    port: 0 for a free one.
-    predictions: a CSV file with the columns key and predicted and, if known, score or loss: they are shown beside the
-        labels, the worst mistakes first.
+        an exported page.
+    split: the only split to show; None for all.
+    port: 0 for a free port.
+    predictions: a CSV file with the columns key and predicted and, if known, score or loss. The page shows them with
+        the labels, and can sort by the worst mistakes.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, SourceError, MissingExtraError, ServingError.
     """

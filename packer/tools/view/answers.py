@@ -1,6 +1,6 @@
-"""Requests to answers: which path means what. Nothing here knows sockets or headers.
+"""The answers to requests, by path, independent of sockets and HTTP headers.
 
-A path has been cut into its parts, unquoted, and is looked up: no part of it ever becomes the name of a file.
+A path arrives as unquoted parts, which are only looked up: no part is ever used as a file name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Query = Mapping[str, Sequence[str]]
 
 @dataclass(frozen=True)
 class Answer:
-    """status, and a body of a media type. kept: whether browsers may keep it while this server runs."""
+    """An answer. type: media type of the body. kept: whether browsers may cache it while this server runs."""
 
     status: int
     type: str = _JSON
@@ -45,7 +45,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """A request that cannot be answered: status, type and message of the error."""
+    """Raised for a request that cannot be answered, with the status, type and message of the error."""
 
     def __init__(self, status: int, kind: str, message: str) -> None:
         super().__init__(message)
@@ -72,7 +72,7 @@ def _json(content: Any, status: int = 200) -> Answer:
 
 
 class Answers:
-    """What a view answers."""
+    """The answers of a view."""
 
     page: str = ""
     origins: tuple[str, ...] = ()
@@ -94,7 +94,7 @@ class Answers:
         }
 
     def answer(self, parts: Sequence[str], query: Query) -> Answer:
-        """The answer to GET of a path below the token. Raises nothing."""
+        """Answer a GET request for a path below the token. Raises nothing."""
         try:
             if len(parts) == 1 and (parts[0] or "index.html") in self._page:
                 name = parts[0] or "index.html"
@@ -115,7 +115,7 @@ class Answers:
             return error_answer(400, type(error).__name__, str(error))
         except MemoryError:
             return error_answer(503, "MemoryError", "not enough memory")
-        except Exception as error:  # or a browser would wait for an answer
+        except Exception as error:  # otherwise a browser would wait for the answer
             return error_answer(500, type(error).__name__, f"{error}; this is a defect of packer, please report it")
 
     # --- documents --------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _expect(rest: Sequence[str], count: int) -> None:
 
 
 def _one(query: Query, name: str, default: str | None = None) -> str:
-    """A value of a query."""
+    """The only value of a name in a query, or its default. Raises Refused."""
     values = query.get(name, ())
     if len(values) == 1:
         return values[0]

@@ -1,7 +1,7 @@
-"""The documents that the page reads: `view.json`, and those of orders.
+"""The documents that the page reads: `view.json` and the documents of orders.
 
-Orders are computed when they are first asked for, and kept. What takes reading every sample (damaged ones; all that no
-index says of a source) is begun by asking for it, and answered with how far it is until it is there.
+Orders are computed at the first request, and kept. Some need all samples to be read: damaged samples, and the facts of
+sources without an index. The first request starts reading, and requests are answered with the progress until it ends.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ __all__ = [
 ]
 
 
-# --- Columns as .npy files that need not exist: a header, and the bytes of an array, any range of which can be read.
+# --- Columns as virtual .npy files: a header and the bytes of an array, readable by range.
 class Body(Protocol):
-    """Bytes of which ranges are sent."""
+    """The body of an answer, readable by range."""
 
     @property
     def size(self) -> int: ...
 
     def read(self, start: int, stop: int) -> bytes | memoryview:
-        """Bytes [start, stop), which are inside."""
+        """Bytes [start, stop), which must be inside the body."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,13 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Column:
-    """One-dimensional values, as numpy.save writes them."""
+    """A one-dimensional array, in the format of numpy.save."""
 
     values: npt.NDArray[Any]
 
     @cached_property
     def header(self) -> bytes:
-        """What comes before the values; its length is a multiple of 64."""
+        """The bytes before the values; their length is a multiple of 64."""
         memory = io.BytesIO()
         described = numpy.lib.format.header_data_from_array_1_0(np.empty(0, self.values.dtype))
         numpy.lib.format.write_array_header_1_0(memory, {**described, "shape": self.values.shape})
@@ -105,14 +105,14 @@ class Column:
         return self.header[start:stop] + (bytes(self.read(head, stop)) if stop > head else b"")
 
     def described(self, url: str) -> dict[str, Any]:
-        """As documents name a column."""
+        """The description of a column in documents."""
         return {"url": url, "dtype": self.values.dtype.str, "length": len(self.values), "start": len(self.header)}
 
 
 def columns_of(reader: Reader, info: ImageInfo | None) -> dict[str, npt.NDArray[Any]]:
-    """The columns of a split by the names of the files of an index, without .npy; those that say something.
+    """The known columns of a split, by the file names of an index without .npy.
 
-    info: header facts that were read where there is no index.
+    info: header facts, for a source without an index; None if they have not been read.
     """
     return dict(_columns(reader, info))
 
@@ -144,15 +144,15 @@ def _texts(name: str, texts: Strings) -> Iterator[tuple[str, npt.NDArray[Any]]]:
         yield f"{name}.offset", texts.offsets
 
 
-# --- Orders of the samples of a split, with runs, and histograms: from columns alone, by sorting.
-# An order is a list of sample numbers, uint32, and runs of it that have names: "by class" is sorted by label, with a
-# run for each class. A histogram and the order of the same name are one thing: its bar i is run i, so that a click on
-# a bar shows these samples. What is not known of a sample is in a last run, "unknown", which has no bar.
+# --- Orders of the samples of a split, with runs, and histograms, computed by sorting columns.
+# An order is a list of sample numbers, uint32, divided into named runs: the order by class is sorted by label, with a
+# run for each class. Bar i of a histogram is run i of the order of the same name, so that a click on a bar shows its
+# samples. Samples without the value are in a last run, "unknown", which has no bar.
 UNKNOWN = "unknown"
 _MOST_BINS, _MOST_GROUPS = 32, 10_000
-_STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # of a decade, about as far from each other
+_STEPS = (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)  # in a decade, at about equal ratios
 _LINEAR_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
-_WIDE = 20.0  # the ratio from which bins grow with the value
+_WIDE = 20.0  # above this ratio of largest to smallest value, bins grow with the value
 Values = npt.NDArray[np.float64]
 BINNED = {
     "bytes": ("bytes of the image", "bytes"),
@@ -164,16 +164,16 @@ BINNED = {
 
 
 class Histogram(NamedTuple):
-    """edges: float64 [k + 1], the last one included; counts: int64 [k]."""
+    """A histogram. edges: float64 [k + 1], the last one inclusive. counts: int64 [k]."""
 
     edges: Values
     counts: npt.NDArray[np.int64]
 
 
 def values_of(name: str, info: ImageInfo | None, sizes: npt.NDArray[np.int64]) -> Values | None:
-    """What one of BINNED sorts by, float64 [n], NaN where it is not known; None where nothing is known of it.
+    """The values that an order of BINNED sorts by, float64 [n], NaN if unknown; None if all are unknown.
 
-    sizes: bytes of the images, 0 where they are not known.
+    sizes: bytes of the images, 0 if unknown.
     """
     if name == "bytes":
         return np.where(sizes > 0, sizes, np.nan) if sizes.any() else None
@@ -188,7 +188,7 @@ def values_of(name: str, info: ImageInfo | None, sizes: npt.NDArray[np.int64]) -
 
 # --- numbers --------------------------------------------------------------------------------------------------------
 def histogram(values: Values) -> Histogram:
-    """Bins with round edges over all values that are known; none where there are none."""
+    """The histogram of all known values, with round edges; without bins if no value is known."""
     known = values[~np.isnan(values)]
     if not len(known):
         return Histogram(np.zeros(0), np.zeros(0, np.int64))
@@ -197,7 +197,7 @@ def histogram(values: Values) -> Histogram:
 
 
 def by_number(values: Values, edges: Values) -> OrderColumn:
-    """Samples by a number that rises, in a run for each bin; those of equal numbers as stored, unknown ones last."""
+    """Samples by ascending value, with a run for each bin; equal values in stored order, unknown ones last."""
     order = np.argsort(values, kind="stable").astype(np.uint32)
     known = len(values) - int(np.isnan(values).sum())
     rising = values[order[:known]]
@@ -231,7 +231,7 @@ def _edge_text(value: float) -> str:
 
 # --- names ----------------------------------------------------------------------------------------------------------
 def by_class(labels: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColumn:
-    """Samples by label, in a run for each class that has some, and those without a label last, in a run called ""."""
+    """Samples by label, with a run for each class that has any; those without a label last, in a run named ""."""
     if not len(labels):
         return OrderColumn(np.zeros(0, np.uint32), [])
     known = labels >= 0
@@ -248,9 +248,9 @@ def by_class(labels: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColu
 
 
 def by_value(values: Sequence[Any]) -> OrderColumn:
-    """Samples by what a column of their table says, in a run for each value; numbers rise, those without one are last.
+    """Samples by a column of their table, with a run for each value: ascending numbers, texts, then empty values.
 
-    From ten thousand values on, the rest is one run, so that a browser can take the list.
+    Values after the first ten thousand share one run, so that the list is short enough for a browser.
     """
     texts = ["" if value is None else value if isinstance(value, str) else json.dumps(value) for value in values]
     names = sorted(set(texts), key=lambda text: (not text, _rank(text)))
@@ -277,7 +277,7 @@ def _shortened(runs: list[Run], total: int, what: str) -> list[Run]:
 
 
 def chosen_of(order: OrderColumn, mask: npt.NDArray[np.bool_]) -> OrderColumn:
-    """The samples of an order that a mask chooses, in that order and in its runs."""
+    """The samples of an order that a mask selects, in the same order and runs."""
     kept = mask[order.values]
     before = np.concatenate(([0], np.cumsum(kept)))
     runs = [Run(name, int(before[a]), int(before[a + n] - before[a])) for name, a, n in order.runs]
@@ -285,7 +285,7 @@ def chosen_of(order: OrderColumn, mask: npt.NDArray[np.bool_]) -> OrderColumn:
 
 
 def by_medium(media: npt.NDArray[np.uint8]) -> OrderColumn:
-    """Samples by what their images are, in a run for each medium; those whose header cannot be read last."""
+    """Samples by image format, with a run for each; those with an unreadable header last."""
     marks = np.where(media == 0, 255, media)
     order = np.argsort(marks, kind="stable").astype(np.uint32)
     found, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
@@ -294,7 +294,7 @@ def by_medium(media: npt.NDArray[np.uint8]) -> OrderColumn:
 
 
 def by_key(keys: Strings) -> OrderColumn:
-    """Samples by the UTF-8 of their keys."""
+    """Samples sorted by their keys in UTF-8."""
     blob, bounds = keys.blob.tobytes(), keys.offsets.tolist()
     texts = [blob[a:b] for a, b in itertools.pairwise(bounds)]
     order = sorted(range(len(texts)), key=texts.__getitem__)
@@ -302,10 +302,10 @@ def by_key(keys: Strings) -> OrderColumn:
 
 
 def same_bytes(sizes: npt.NDArray[Any], checksums: npt.NDArray[Any], keys: Sequence[str]) -> OrderColumn:
-    """The samples of which others have the same size and CRC32C, in a run for each group, called by its first key.
+    """The samples that share size and CRC32C with others, with a run for each group, named by its first key.
 
-    sizes: 0 for a sample that is left out. From ten thousand groups on, the rest is one run, so that a browser can take
-    the list.
+    sizes: 0 leaves a sample out. Groups after the first ten thousand share one run, so that the list is short enough
+    for a browser.
     """
     there = np.flatnonzero(sizes)
     marks = (sizes.astype(np.uint64) << np.uint64(32)) ^ checksums.astype(np.uint64)
@@ -325,16 +325,16 @@ def _with_rest(runs: list[Run], known: int, total: int) -> list[Run]:
     return [*runs, Run(UNKNOWN, known, total - known)] if total > known else runs
 
 
-# --- Reading every sample of a split once, in the background: what is damaged, and what no index says.
-# The bytes of each field are compared with the checksum of the index, and the header of each image with its columns.
-# Of what has no index the same pass gives the columns: sides, medium, bytes and checksum of each image.
+# --- Reading every sample of a split once, in the background, for damage and for facts without an index.
+# The bytes of each field are compared with the checksum in the index, and the header of each image with its columns.
+# Without an index, the same pass gives the columns: sides, format, bytes and checksum of each image.
 
 
 class Scan:
-    """One pass over a split, in a separate thread once it is started.
+    """One pass over a split, in a separate thread.
 
-    done: samples that were read. faulty: which samples are damaged. info, sizes, checksums: headers, bytes and CRC32C
-    of the images of what has no index, each [n]; 0 where one cannot be read.
+    done: number of samples read. faulty: whether each sample is damaged, bool [n]. info, sizes, checksums: headers,
+    bytes and CRC32C of the images of a source without an index, each [n]; 0 for an unreadable image.
     """
 
     def __init__(self, reader: Reader) -> None:
@@ -349,14 +349,14 @@ class Scan:
         self.sizes, self.checksums = np.zeros(count, np.int64), np.zeros(count, np.uint32)
 
     def start(self) -> None:
-        """Begin, unless that was done."""
+        """Start the pass, if it has not been started."""
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="packer-view-scan", daemon=True)
                 self._thread.start()
 
     def stop(self) -> None:
-        """End it, finished or not."""
+        """Stop the pass, whether or not it is finished."""
         self._stop.set()
         with self._lock:
             thread = self._thread
@@ -368,7 +368,7 @@ class Scan:
         return self.done == len(self._reader) and (self._thread is None or not self._thread.is_alive())
 
     def progress(self) -> dict[str, Any]:
-        """As documents have it."""
+        """The progress, for documents."""
         error = {"error": {"type": "ScanError", "message": self._failure}} if self._failure else {}
         return {"done": self.done, "total": len(self._reader), **error}
 
@@ -384,7 +384,7 @@ class Scan:
             self._failure = str(error) or type(error).__name__
 
     def _examine(self, index: int, field: str) -> str:
-        """Read a field of a sample; what is wrong with it."""
+        """Read a field of a sample, and return its fault, "" for none."""
         data, fault = examined(self._reader, index, field)
         if field != "image" or not len(self.sizes) or data is None:
             return fault
@@ -396,13 +396,13 @@ class Scan:
 
 
 def examined(reader: Reader, index: int, field: str) -> tuple[Buffer | None, str]:
-    """(the bytes of a field, None where the sample lacks it or they cannot be read; what is wrong with it).
+    """(the bytes of a field, its fault). Bytes are None if the field is missing or unreadable; the fault is "" if none.
 
-    The bytes are compared with the checksum of the index, and the header of an image with its columns.
+    The bytes are compared with the checksum in the index, and the header of an image with its columns.
     """
     try:
         data = reader.read(index, field) if reader.has(index, field) else None
-    except UnknownNameError:  # of a source, which says only now that the sample lacks it
+    except UnknownNameError:  # a source shows only at the read that the sample lacks the field
         return None, ""
     except (PackerError, OSError) as error:
         return None, f"field {field}: {error}"
@@ -418,24 +418,24 @@ def examined(reader: Reader, index: int, field: str) -> tuple[Buffer | None, str
 
 
 def checksum_of(reader: Reader, field: str, data: Buffer) -> int:
-    """The CRC32C of a field as an index has it."""
+    """The CRC32C of a field, as stored in an index."""
     return int(crc32c(stored_bytes(data) if reader.kinds[field] == PIXELS else data))
 
 
 FORMAT = 1
 _TITLES = {"mistakes": "mistakes, worst first", "confusion": "given → predicted"}
 _MOST_CLASSES = 200  # bars of a histogram
-_MOST_INLINE = 100_000  # characters of a list in view.json; a longer one has a separate file
+_MOST_INLINE = 100_000  # characters of a list in view.json; a longer list has a separate document
 _KEPT_SELECTIONS = 16
-_COLUMN = "column-"  # before the number of a column of the table: an order
-_LISTED = frozenset({"class", "key", "unlabelled", "mistakes", "confusion"})  # orders of what a listing says
+_COLUMN = "column-"  # prefix of the names of orders by a column of the table, before its number
+_LISTED = frozenset({"class", "key", "unlabelled", "mistakes", "confusion"})  # orders that only need a listing
 _PROBED, _MOST_COLUMNS = 100, 100
 _MOST_SEARCHED = 256 << 20  # bytes of texts
 _HEADER_NAMES = {"width", "height", "min_side", "max_side", "pixels", "aspect", "medium", "orientation", "components"}
 
 
 class Pending(Exception):
-    """What is asked for takes reading every sample, which is under way."""
+    """Raised for a request that needs all samples to be read, while they are being read."""
 
     def __init__(self, scan: Scan) -> None:
         super().__init__("every sample is being read")
@@ -443,7 +443,7 @@ class Pending(Exception):
 
 
 class SplitView:
-    """One split: its reader, its columns, its orders and its histograms."""
+    """A split to view, with its reader, columns, orders and histograms."""
 
     def __init__(self, name: str, reader: Reader, predictions: Predictions | None = None) -> None:
         if len(reader) >= 1 << 32:
@@ -457,42 +457,42 @@ class SplitView:
         self._histograms: dict[str, dict[str, Any]] = {}
         self._edges: dict[str, Histogram] = {}
 
-    # --- what is known ----------------------------------------------------------------------------------------------
+    # --- columns ----------------------------------------------------------------------------------------------------
     @property
     def info(self) -> ImageInfo | None:
-        """Header facts; None before they are known."""
+        """The header facts of the images; None while unknown."""
         if self.indexed or self.reader.table.has_headers:
             return self.reader.info
         return self.scan.info if self.scan.finished else None
 
     @property
     def sizes(self) -> npt.NDArray[np.int64]:
-        """Bytes of the images, 0 where they are not known."""
+        """Bytes of the images, 0 if unknown."""
         if "image" not in self.reader.fields:
             return np.zeros(len(self.reader), np.int64)
         return self.scan.sizes if not self.indexed and self.scan.finished else self.reader.sizes()
 
     @property
     def checksums(self) -> npt.NDArray[np.uint32] | None:
-        """CRC32C of the images; None before they are known."""
+        """CRC32C of the images; None while unknown."""
         if self.indexed:
             known = self.reader.table.columns.has_checksums and "image" in self.reader.fields
             return self.reader.table.field_column("image", "crc32c") if known else None
         return self.scan.checksums if self.scan.finished else None
 
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """By the names of the files of an index."""
+        """The known columns, by the file names of an index."""
         return columns_of(self.reader, self.info)
 
     @property
     def more_columns(self) -> dict[str, npt.NDArray[Any]]:
-        """What the index does not have, by name: predictions."""
+        """Columns that no index has, by name: those of predictions."""
         given = self.predictions
         return {} if given is None else {"predicted": given.labels, "score": given.scores}
 
     @cached_property
     def table_columns(self) -> tuple[str, ...]:
-        """Columns of the table that the samples came from, as the first samples have them."""
+        """The columns of the table of the samples, found in the first samples."""
         first = np.arange(min(len(self.reader), _PROBED))
         with suppress(PackerError):
             return tuple(json_columns(json_payloads(self.reader, first), ()))[:_MOST_COLUMNS]
@@ -501,7 +501,7 @@ class SplitView:
     # --- orders -----------------------------------------------------------------------------------------------------
     @property
     def order_names(self) -> list[str]:
-        """The other orders of this export."""
+        """The names of all orders except "stored"."""
         labelled = self.reader.labels >= 0
         names = ["class"] if labelled.any() else []
         names += [*BINNED, "media"] if "image" in self.reader.fields else []
@@ -511,7 +511,7 @@ class SplitView:
         return [*names, *(f"{_COLUMN}{i}" for i in range(len(self.table_columns))), "duplicates", "damaged"]
 
     def order(self, name: str) -> OrderColumn:
-        """An order, computed if this is the first time. Raises Pending, and UnknownNameError."""
+        """An order, computed at the first request. Raises Pending and UnknownNameError."""
         with self._lock:
             for number, selection in self._selections.values():
                 if number == name:
@@ -523,13 +523,13 @@ class SplitView:
             return self._orders[name]
 
     def title(self, name: str) -> str:
-        """What an order is called."""
+        """The title of an order."""
         if name.startswith(_COLUMN):
             return self.table_columns[int(name.removeprefix(_COLUMN))]
         return _TITLES.get(name, name)
 
     def needs_scan(self, name: str) -> bool:
-        """Whether an order takes reading every sample, which has not been done."""
+        """Whether an order needs all samples to be read, and they have not been."""
         if self.scan.finished or name in _LISTED or name.startswith(_COLUMN):
             return False
         if name == "duplicates":
@@ -569,10 +569,11 @@ class SplitView:
         return by_number(values, self._histogram(name, values).edges)
 
     def select(self, text: str, search: str = "", order: str = "stored") -> tuple[str, OrderColumn]:
-        """(name, the samples) for which an expression of `readers.where` is true and in which a text is found.
+        """Select samples, and return the name of the selection and its order.
 
-        search: a part of the key, of the name of the class, or of a field of text or JSON, in letters of any case.
-        order: the samples are in this order, and in its runs.
+        text: an expression of `readers.where`; "" for all samples.
+        search: a part of the key, of the class name, or of a text or JSON field, ignoring case; "" for no search.
+        order: the order whose sequence and runs the samples keep.
 
         Raises ValueError, UnknownNameError and Pending.
         """
@@ -601,7 +602,7 @@ class SplitView:
             return self._selections[request]
 
     def _found(self, search: str, facts: TableFacts, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """The samples, of those of a mask, that have a text anywhere, bool [n]. Raises ValueError."""
+        """Whether each sample contains a text, bool [n]; fields are searched only in a mask. Raises ValueError."""
         found = facts.texts("key").where(lambda text: search in text.casefold())
         found |= facts.texts("class_name").where(lambda text: search in text.casefold())
         names = [name for name in self.reader.fields if self.reader.kinds[name] in ("text", "json")]
@@ -624,7 +625,7 @@ class SplitView:
 
     # --- histograms -------------------------------------------------------------------------------------------------
     def histograms(self) -> dict[str, Any]:
-        """Those that need no sample to be read, as documents have them."""
+        """The histograms that need no further samples to be read, for documents."""
         with self._lock:
             for name, (title, unit) in BINNED.items():
                 if name not in self._histograms and "image" in self.reader.fields:
@@ -650,7 +651,7 @@ class SplitView:
 
 
 def _text_of(data: Buffer) -> str:
-    """The text of a field, in the same case as what is searched; JSON with its escapes resolved."""
+    """The text of a field, case-folded for searching; JSON has its escapes resolved."""
     text = bytes(data).decode("utf-8", "replace")
     with suppress(ValueError, RecursionError):
         text = json.dumps(json.loads(text), ensure_ascii=False) if text[:1] in "[{" and "\\" in text else text
@@ -663,13 +664,13 @@ def _named(title: str, order: str, bars: list[tuple[str, int]]) -> dict[str, Any
 
 
 def order_document(order: OrderColumn, url: str) -> dict[str, Any]:
-    """An order as documents have it."""
+    """The document of an order."""
     runs = [list(run) for run in order.runs]
     return {"url": url, "start": len(Column(order.values).header), "count": len(order.values), "runs": runs}
 
 
 class View:
-    """A place, and what is shown of it."""
+    """A view of a place, with its splits and documents."""
 
     def __init__(self, place: Place, predictions: str | os.PathLike[str] | None = None) -> None:
         self.place = place
@@ -679,13 +680,13 @@ class View:
         self._warming.start()
 
     def _warm(self) -> None:
-        """Compute what view.json takes while the browser starts; what is wrong is said to who asks."""
+        """Compute the histograms of view.json while the browser starts; errors are reported at the request."""
         for split in self.splits.values():
             with suppress(PackerError):
                 split.histograms()
 
     def close(self) -> None:
-        """End what runs in the background, and close the place."""
+        """Stop background work, and close the place."""
         self._warming.join()
         for split in self.splits.values():
             split.scan.stop()
@@ -696,7 +697,7 @@ class View:
         return next((split.reader.classes for split in self.splits.values() if split.reader.classes), ())
 
     def document(self, batches: dict[str, Any] | None) -> dict[str, Any]:
-        """`view.json` where a server answers. batches: what its previews can do."""
+        """The content of `view.json` for a live server. batches: `abilities` of its previews."""
         first = next(iter(self.splits.values()))
         inline = sum(map(len, self.classes)) <= _MOST_INLINE
         return {
@@ -714,7 +715,7 @@ class View:
         }
 
     def split_document(self, split: SplitView) -> dict[str, Any]:
-        """Of `document`, what is said of a split."""
+        """The part of `document` for a split."""
         part = quote(split.name, safe="")
         orders: dict[str, Any] = {"stored": None}
         for name in split.order_names:
@@ -729,7 +730,7 @@ class View:
             for name, values in (split.columns() | split.more_columns).items()
         }
         shards = () if self.place.dataset is None else self.place.dataset.splits[split.name].shards
-        if sum(len(shard.path) + 40 for shard in shards) > _MOST_INLINE:  # every sample names its own
+        if sum(len(shard.path) + 40 for shard in shards) > _MOST_INLINE:  # the document of a sample names its shard
             shards = ()
         return {
             "samples": len(split.reader),
@@ -744,7 +745,7 @@ class View:
 def open_view(
     place: str | os.PathLike[str], split: str | None, predictions: str | os.PathLike[str] | None = None
 ) -> View:
-    """A view of a place. Raises what `open_place` and `read_predictions` raise."""
+    """Open a view of a place. Raises the errors of `open_place` and `read_predictions`."""
     opened = open_place(place, split)
     try:
         return View(opened, predictions)

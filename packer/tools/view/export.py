@@ -1,13 +1,14 @@
-"""A page that any web server with Range requests can show: `packer view SET --export DIR`.
+"""An exported page for any web server with Range requests: `packer view SET --export DIR`.
 
-    DIR/index.html, *.js, *.css     the page, as `packer view` serves it
-    DIR/orders/SPLIT/NAME.npy       orders, uint32
-    DIR/runs/SPLIT/NAME.json        their runs, where they are long
-    DIR/thumbnails/SPLIT.npy, …     small pictures for the grid, which is made of the images themselves without them
-    DIR/view.json                   what the page reads first; written last, removed first
+    DIR/index.html, *.js, *.css     the page, the same that `packer view` serves
+    DIR/orders/SPLIT/NAME.npy       orders, uint32, and columns of predictions
+    DIR/runs/SPLIT/NAME.json        long lists: runs of an order, shards
+    DIR/classes.json                class names, if the list is long
+    DIR/thumbnails/SPLIT.npy, …     thumbnails for the grid, which otherwise shows the full images
+    DIR/view.json                   the document that the page reads first; written last, removed first
 
-The columns and shards are not copied: view.json names those of the set, relative to the page where the set is on this
-machine, else by its address. So the folder to serve is one that holds both.
+Columns and shards are not copied: view.json refers to the set, relative to the page if the set is on this machine, else
+by its address. The web server must therefore serve a folder that contains both the page and the set.
 """
 
 from __future__ import annotations
@@ -47,19 +48,20 @@ __all__ = [
 ]
 
 
-# --- Small pictures of samples in a separate file, for pages that no decoder serves.
-# thumbnails/SPLIT.npy           uint8, JPEGs end to end; nothing for an image that cannot be decoded
-# thumbnails/SPLIT.offset.npy    uint64, n + 1: picture i is bytes offset[i] to offset[i + 1]
+# --- Thumbnails in separate files, for pages without a server that decodes images.
+# thumbnails/SPLIT.npy           uint8, concatenated JPEGs; no bytes for an image that cannot be decoded
+# thumbnails/SPLIT.offset.npy    uint64, n + 1: thumbnail i is bytes offset[i] to offset[i + 1]
 FOLDER = "thumbnails"
 _SIDE = 200  # pixels; the page draws them up to 180 wide
 _AHEAD = 64
-_HEADER_BYTES = 128  # of an array of one dimension, of any length
+_HEADER_BYTES = 128  # header of a one-dimensional array of any length
 
 
 def write_thumbnails(reader: Reader, name: str, page: Path, watcher: Watcher) -> tuple[dict[str, Any], int]:
-    """Write those of a split below a page, in files of this name. The columns as view.json has them, and their bytes.
+    """Write the thumbnails of a split below a page, and return their columns for view.json, and the bytes written.
 
-    Raises OSError, and PackerError where the set cannot be read; a damaged image has no picture.
+    name: name of the files. Raises OSError, and PackerError if the set cannot be read. Damaged images have no
+    thumbnail.
     """
     offsets = np.zeros(len(reader) + 1, np.uint64)
     done = 0
@@ -79,7 +81,7 @@ def write_thumbnails(reader: Reader, name: str, page: Path, watcher: Watcher) ->
                         done += 1
                 pictures = Column(
                     np.broadcast_to(np.uint8(0), int(offsets[-1]))
-                )  # of this length; the values are written
+                )  # only for the header; the values are already in the file
                 assert len(pictures.header) == _HEADER_BYTES
                 file.seek(0)
                 file.write(pictures.header)
@@ -104,15 +106,16 @@ def _picture(reader: Reader, index: int) -> bytes:
 
 
 VIEW_FILE, _INDEX = "view.json", "index.html"
-_MOST_UNASKED = 10_000  # samples that have thumbnails without being asked for
+_MOST_UNASKED = 10_000  # samples up to which thumbnails are written by default
 _MOST_INLINE = 20_000  # characters of a list in view.json
 
 
 @dataclass(frozen=True, slots=True)
 class ViewExport(Result):
-    """What was written. serve: the folder that a web server has to serve, which holds the page and the set.
+    """The result of an export.
 
-    page: the page below it, as in its address. bytes: of all files.
+    path: the folder of the page. serve: the folder for the web server, which contains the page and the set, if the set
+    is on this machine. page: path of the page below `serve`, as in a URL. samples, files, bytes: totals.
     """
 
     path: Path
@@ -134,15 +137,15 @@ def export_view(
     predictions: str | os.PathLike[str] | None = None,
     watcher: Watcher | None = None,
 ) -> ViewExport:
-    """Write a page that shows a packed set by ranges of its files, without packer.
+    """Write a page that shows a packed set without packer, by Range requests to its files.
 
     place: the set, by its directory or its address.
-    output: a directory, new or empty, or with an earlier page.
-    split: only this one.
-    url: where browsers find the set; default its place relative to `output`, or its address if that is https://.
+    output: a new or empty directory, or with `overwrite` one with an earlier page.
+    split: the only split to export; None for all.
+    url: address of the set for browsers; by default its path relative to `output`, or its http(s) address.
     overwrite: replace an earlier page.
-    thumbnails: write small pictures too, some 8 kB and 3 ms of a CPU each; None: for up to 10,000 samples. Without them
-        the grid reads the images themselves.
+    thumbnails: also write thumbnails, each about 8 kB and 3 ms of CPU time; None: for up to 10,000 samples. Without
+        them, the grid reads the full images.
     predictions: as for `view`.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, OutputError.
@@ -168,7 +171,7 @@ def export_view(
 
 
 def _check(folder: Path, overwrite: bool) -> None:
-    """Raise OutputError where there is something else than a page."""
+    """Check the output folder. Raises OutputError for other files, or an earlier page without `overwrite`."""
     if not folder.exists():
         return
     if not folder.is_dir():
@@ -183,7 +186,7 @@ def _check(folder: Path, overwrite: bool) -> None:
 
 @dataclass(frozen=True)
 class _Base:
-    """Where browsers find the set: url ends with "/". local: its directory, where the url is relative."""
+    """The address of the set for browsers. url: ends with "/". local: directory of the set if the url is relative."""
 
     url: str
     local: Path | None = None
@@ -211,7 +214,7 @@ def _base(address: str, folder: Path, url: str | None) -> _Base:
 
 
 def _write(view: View, folder: Path, base: _Base, thumbnails: Watcher | None) -> ViewExport:
-    """thumbnails: is shown the progress of writing them; None for none."""
+    """Write the files of the page. thumbnails: receives the progress of thumbnails; None writes none."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / VIEW_FILE).unlink(missing_ok=True)
     for old in (folder / FOLDER).glob("*.npy"):
@@ -239,7 +242,7 @@ def _write(view: View, folder: Path, base: _Base, thumbnails: Watcher | None) ->
 
 
 class _Writing:
-    """Writes files below a folder, and counts them."""
+    """Writes files below a folder, and counts files and bytes."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -276,7 +279,7 @@ def _split(split: SplitView, view: View, base: _Base, writing: _Writing) -> dict
     info, part = view.place.dataset.splits[split.name], quote(split.name, safe="")
     document, columns = view.split_document(split), split.reader.table.columns
     assert isinstance(columns, PackedColumns)
-    for name, values in split.columns().items():  # another tool may have written the header of the file
+    for name, values in split.columns().items():  # header lengths may differ, if another tool wrote the file
         size = (columns.directory / f"{name}.npy").stat().st_size
         url = f"{base.url}{quote(info.index)}/{quote(name)}.npy"
         document["columns"][name] |= {"url": url, "start": size - values.nbytes}
@@ -310,24 +313,24 @@ def _order(split: SplitView, name: str, path: str, writing: _Writing) -> dict[st
     return {**entry, "runs_url": f"runs/{quote(path)}.json"}
 
 
-# --- Serving a page that was exported, with the files of its set: those, and no others.
-# The directory is not trusted. The page itself, with its scripts and its policy, comes from this package, whatever
-# the directory has under those names. Of the directory come numbers and documents (.npy, .json), which the page reads
-# as data, and of the set the shards and columns that its dataset.json names. The set must be in the folder that holds
-# the page; no link is followed. A page that reads its set from another server gets no file but its own.
+# --- Serving an exported page, and only the files of the page and its set.
+# The directory is not trusted. The page, with its scripts and its policy, comes from this package, whatever files the
+# directory has under those names. The directory provides only .npy and .json files, which the page reads as data, and
+# the set only the shards and columns named by its dataset.json. The set must be in the parent folder of the page; links
+# are not followed. If a page reads its set from another server, only the files of the page are served.
 _MOST_BYTES = 64 << 20  # of view.json
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?")
 _DATA = re.compile(rf"((orders|runs|{FOLDER})/([^/]+/)*)?[^/]+\.(json|npy)")
 
 
 def is_export(place: Path) -> bool:
-    """Whether a directory holds a page that was exported."""
+    """Whether a directory contains an exported page."""
     return (place / VIEW_FILE).is_file() and (place / "index.html").is_file()
 
 
 @dataclass(frozen=True)
 class _File:
-    """A file that is read by ranges. size: as it was when it was looked up."""
+    """A file, readable by range. size: its size at the request."""
 
     folder: Folder
     name: str
@@ -339,9 +342,10 @@ class _File:
 
 
 class ExportSite:
-    """What an exported page may read, by paths below the folder that holds both it and its set. Raises DatasetError.
+    """The files that an exported page may read. Raises DatasetError.
 
-    page: the path of the page, ending with "/", or "". origins: other servers that the page reads.
+    Paths are relative to the folder that contains both the page and its set. page: the path of the page, ending with
+    "/", or "". origins: other servers that the page reads.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -395,7 +399,7 @@ def _exported_document(folder: Path) -> dict[str, Any]:
 
 
 def _set_folder(folder: Path, of_set: str) -> Path:
-    """The folder of the set by its path from the page. Raises DatasetError where it is not in the folder of both."""
+    """The folder of the set, by its path from the page. Raises DatasetError outside the parent folder of the page."""
     root = Path(os.path.realpath(folder / unquote(of_set)))
     parent = folder.parent
     is_near = root.is_relative_to(parent) if parent != Path(parent.anchor) else root.parent == parent
@@ -408,7 +412,7 @@ def _set_folder(folder: Path, of_set: str) -> Path:
 
 
 def _set_files(root: Path) -> frozenset[str]:
-    """The shards and columns that dataset.json names, by their paths in the set. Raises DatasetError."""
+    """The paths in the set of the shards and columns named by dataset.json. Raises DatasetError."""
     info = read_dataset_info(root)
     splits = info.splits.values()
     columns = (f"{split.index}/{name}" for split in splits for name in info.column_names)

@@ -1,4 +1,4 @@
-"""What can be looked at: a packed set, here or at an address, and any source of `packer convert`, as it is."""
+"""Places to view, as readers: packed sets, local or remote, and any source of `packer convert`, unpacked."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 ]
 
 
-# --- What is not packed, as readers: a folder, an archive, a table or any other source, read where it is.
-# The source lists its samples, and reads one when it is asked for. What an index would say beyond that (sides, media,
-# checksums) is not known before the samples have been read.
-_ANY_BYTES = 1 << 62  # a source states no sizes that could be compared
+# --- Unpacked sources as readers: a folder, an archive, a table or any other source, read in place.
+# The source lists its samples, and reads them on demand. Other facts of an index (sides, media, checksums) are unknown
+# until the samples are read.
+_ANY_BYTES = 1 << 62  # a source has no shard sizes to check against
 
 
 class SourceStore(Store):
-    """The samples of a split of a source, one read at a time. The source is opened with the first."""
+    """A store of the samples of a split of a source, with one read at a time. The first read opens the source."""
 
     def __init__(self, source: Source, listing: SplitListing, fields: int) -> None:
         self._source, self._listing, self._payloads = source, listing, Payloads(fields)
@@ -70,7 +70,7 @@ class SourceStore(Store):
 
 
 def open_unpacked(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Reader]]:
-    """A source that `packer convert` takes, and a reader of each of its splits. Raises SourceError."""
+    """Open a source of `packer convert`, with a reader for each of its splits. Raises SourceError."""
     source = open_source(path)
     listing = source.list(None)
     parts = {name: _images_of(listing, part) for name, part in listing.splits.items()}
@@ -81,7 +81,7 @@ def open_unpacked(path: str | os.PathLike[str]) -> tuple[Source, dict[str, Reade
 
 
 def _images_of(listing: SourceListing, part: SplitListing) -> SplitListing:
-    """Without files that are not called like images, where the source lists all files of a tree."""
+    """The samples of a split, without files that are not named like images if the source lists all files of a tree."""
     if not listing.skip_strays:
         return part
     names = part.names.columns[0]
@@ -114,11 +114,11 @@ def _reader(source: Source, listing: SourceListing, split: str, part: SplitListi
 
 @dataclass(frozen=True)
 class Place:
-    """What was opened. Closing it closes its readers.
+    """An opened set or source. Closing it closes its readers.
 
-    name: as titles have it. address: as commands take it.
-    container: the format of its shards, or what kind of source it is.
-    dataset: the content of dataset.json; None of what is not packed.
+    name: name for titles. address: path or address for commands.
+    container: the format of the shards, or the kind of source.
+    dataset: the content of dataset.json; None if it is not packed.
     """
 
     name: str
@@ -141,7 +141,7 @@ class Place:
 def open_place(place: str | os.PathLike[str], split: str | None = None) -> Place:
     """Open a packed set, by its directory or address, or a source.
 
-    split: only this one.
+    split: the only split to open; None for all.
 
     Raises DatasetError, UnknownNameError, StaleIndexError, RemoteError, SourceError and MissingExtraError.
     """

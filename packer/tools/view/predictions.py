@@ -1,11 +1,11 @@
-"""Predictions of a model beside the labels of a set: `packer view SET --predictions FILE`.
+"""Predictions of a model, compared with the labels of a set: `packer view SET --predictions FILE`.
 
-A CSV file with a header. Its columns are looked for by name, in letters of any case:
+The file is CSV with a header. Columns are found by name, ignoring case:
 
     key            the key of a sample (key, file, filename, path or image)
-    predicted      the name of a class, or its number (predicted, prediction, pred, class or label)
-    score          optional: how sure the model is, a number (score, confidence or probability)
-    loss           optional: the loss of the sample; the largest is the worst, in place of the score
+    predicted      the name or number of a class (predicted, prediction, pred, class or label)
+    score          optional: the confidence of the model, a number (score, confidence or probability)
+    loss           optional: the loss of the sample, used instead of the score; the largest loss is the worst
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ class Run(NamedTuple):
 
 
 class OrderColumn(NamedTuple):
-    """values: sample numbers, uint32 [count]."""
+    """An order of samples, with its runs. values: sample numbers, uint32 [count]."""
 
     values: npt.NDArray[np.uint32]
     runs: list[Run]
 
 
 class Predictions(NamedTuple):
-    """labels: int64 [n], -1 for none. scores: float64 [n], NaN for none; losses where `is_loss`.
+    """The predictions for a split.
 
-    unknown: rows of the file that name no sample.
+    labels: int64 [n], -1 for none. scores: float64 [n], NaN for none; losses if `is_loss`. unknown: number of rows of
+    the file that match no sample.
     """
 
     labels: npt.NDArray[np.int64]
@@ -61,10 +62,11 @@ class Predictions(NamedTuple):
     unknown: int
 
     def order(self, name: str, given: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColumn:
-        """Mistakes: wrong predictions, worst first; then right ones, the least sure first; then the rest.
+        """The order "mistakes" or "confusion". given: labels of the set.
 
-        Confusion: the wrong ones alone, by pairs of classes, the most frequent pair first. The worst are those of the
-        largest loss, or of the highest score.
+        Mistakes: wrong predictions, worst first; then right ones, least confident first; then samples without a label
+        or a prediction. Confusion: wrong predictions only, by pair of classes, the most frequent pair first. The worst
+        predictions have the largest loss, or the highest score.
         """
         known = (given != NO_LABEL) & (self.labels >= 0)
         wrong, scores = known & (given != self.labels), np.nan_to_num(self.scores, nan=-math.inf)
@@ -103,9 +105,9 @@ def _class_name(label: int, classes: Sequence[str]) -> str:
 
 
 def read_predictions(path: str | os.PathLike[str], splits: Mapping[str, Reader]) -> dict[str, Predictions]:
-    """The predictions of a CSV file, by split. Raises DatasetError.
+    """Read predictions from a CSV file, by split. Raises DatasetError.
 
-    A row is of each split that has its key; samples without a row have no prediction.
+    A row applies to every split that has its key; samples without a row have no prediction.
     """
     places: dict[str, list[tuple[str, int]]] = {}
     for name, reader in splits.items():
@@ -142,7 +144,7 @@ def read_predictions(path: str | os.PathLike[str], splits: Mapping[str, Reader])
 
 
 def _rows(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, str]]]:
-    """(file and line, the values of a row by the names of _NAMES)."""
+    """Yield (file and line, values of a row by the names of _NAMES)."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)

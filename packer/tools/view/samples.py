@@ -1,7 +1,7 @@
-"""One sample: what is known of it, its bytes, and small pictures of it.
+"""The facts, bytes and thumbnails of samples, and previews of training batches.
 
-Pictures are decoded here and encoded again, a few at a time and none above a number of pixels, so that neither a bomb
-nor many requests exhaust the machine.
+Pictures are decoded and re-encoded here, a few at a time and up to a maximum number of pixels, so that neither a
+decompression bomb nor many requests exhaust the machine.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ MEDIA_TYPES = {
     "heif": "image/heic",
     "jxl": "image/jxl",
 }
-MOST_PIXELS = 50_000_000  # of a picture that is decoded here; 150 MB of RGB
+MOST_PIXELS = 50_000_000  # per decoded picture; 150 MB of RGB
 _BYTES = "application/octet-stream"
 _PROCESSES = {0xC0: "baseline", 0xC1: "extended", 0xC2: "progressive", 0xC3: "lossless"}
 _QUALITY = 82
@@ -68,7 +68,7 @@ _decoding = threading.BoundedSemaphore(max(1, usable_cpus()))
 
 
 def sample_document(reader: Reader, index: int) -> dict[str, Any]:
-    """What is known of a sample; all of its fields are read, and their checksums computed."""
+    """The facts of a sample. All its fields are read, and their checksums computed."""
     label, faults = int(reader.labels[index]), list[str]()
     document: dict[str, Any] = {
         "index": index,
@@ -101,7 +101,7 @@ def sample_document(reader: Reader, index: int) -> dict[str, Any]:
 
 
 def _stored_facts(reader: Reader, index: int, field: str) -> dict[str, Any]:
-    """What is known of a field before it is read."""
+    """The facts of a field that are known without reading it."""
     columns, entry = reader.table.columns, {"name": field, "kind": reader.kinds[field]}
     if name := reader.name(index, field):
         entry["file"] = name
@@ -121,7 +121,7 @@ def _header(header: ImageHeader) -> dict[str, Any]:
 
 
 def field_bytes(reader: Reader, index: int, field: str) -> tuple[Buffer, str]:
-    """(the bytes of a field, their media type). Pixels without a coding are sent as PNG. Raises PackerError."""
+    """(the bytes of a field, their media type). Unencoded pixels are sent as PNG. Raises PackerError."""
     data = reader.read(index, field)
     media = sniff(data)
     if media:
@@ -132,8 +132,10 @@ def field_bytes(reader: Reader, index: int, field: str) -> tuple[Buffer, str]:
 
 
 def as_png(reader: Reader, index: int, field: str) -> bytes:
-    """A field as PNG: an image upright and in RGB, a mask in its own numbers, 8 or 16 bits, an array as `middle_of` it.
-    Raises PackerError."""
+    """A field as PNG. Raises PackerError.
+
+    An image becomes upright RGB, a mask keeps its values in 8 or 16 bits, and an array becomes its `middle_of`.
+    """
     if reader.kinds[field] == "array":
         return png_of(middle_of(reader.array(index, field)))
     data = reader.read(index, field)
@@ -153,8 +155,11 @@ def _plain(mask: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def middle_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The middle plane of an array's last two axes, or of those before up to 4 channels, uint8 [height, width]: from
-    its least number as 0 to its greatest as 255."""
+    """The middle plane of an array, uint8 [height, width], with its smallest value as 0 and its largest as 255.
+
+    The plane is in the last two axes, or in the two axes before a last axis of at most 4 channels; the index of every
+    other axis is its middle.
+    """
     if array.ndim > 2 and array.shape[-1] <= 4:
         array = np.moveaxis(array, -1, 0)
     while array.ndim > 2 and array.size:
@@ -165,14 +170,14 @@ def middle_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
     plane = np.atleast_2d(array)[::step, ::step]
     numbers = (
         np.nan_to_num((np.abs(plane) if plane.dtype.kind == "c" else plane).astype(np.float64)) / 2
-    )  # any difference fits
+    )  # half, so that any difference fits into float64
     numbers -= numbers.min()
     pixels: npt.NDArray[np.uint8] = (numbers * (255 / (numbers.max() or 1))).astype(np.uint8)
     return pixels
 
 
 def thumbnail(reader: Reader, index: int, side: int) -> bytes:
-    """The image of a sample, or `middle_of` its array, as JPEG, upright, its longer side `side` pixels or less.
+    """The image of a sample, or `middle_of` its array, as an upright JPEG with a longer side of at most `side` pixels.
 
     Raises PackerError.
     """
@@ -193,17 +198,17 @@ def thumbnail(reader: Reader, index: int, side: int) -> bytes:
 
 
 def _check_size(data: Buffer) -> tuple[int, int]:
-    """(height, width) of an upright image. Raises BadSampleError for one with too many pixels."""
+    """(height, width) of the upright image. Raises BadSampleError if it has too many pixels."""
     header = read_header(data)
     if header.height * header.width > MOST_PIXELS:
         raise BadSampleError(f"{header.width} x {header.height} pixels are too many to show")
     return header.upright_size
 
 
-# --- The content of a training batch: its samples, what was drawn for each, and its pixels.
-# Nothing is computed here in a way of its own. Which samples a batch has is said by `readers.feed`, what is drawn for
-# them by `readers.augment` (the text of an op is the difference that it makes to the plan), and the pixels are those
-# that `ImageLoader` hands out when it begins with this batch.
+# --- The content of a training batch: its samples, their random draws, and its pixels.
+# All of it is computed by the code of training: `readers.feed` chooses the samples of a batch, `readers.augment` draws
+# for them (the text of an op describes its change to the plan), and an `ImageLoader` that begins with this batch makes
+# the pixels.
 ORDERS = ("shuffled", "block", "stored", "balanced")
 _DEFAULT_OPS = ("RandomResizedCrop:224", "RandomHorizontalFlip")
 _MOST_OPS, _MOST_BATCH, _MOST_BYTES = 32, 4096, 512 << 20
@@ -212,7 +217,7 @@ Pixels = npt.NDArray[np.uint8]
 
 
 def abilities(reader: Reader) -> dict[str, Any] | None:
-    """What previews of this reader can do, as documents have it; None without images."""
+    """The orders and ops for previews of this reader, for view.json; None without images."""
     if "image" not in reader.fields or not len(reader):
         return None
     orders = [name for name in ORDERS if name != "balanced" or (reader.labels != NO_LABEL).any()]
@@ -222,7 +227,7 @@ def abilities(reader: Reader) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """Batch `batch` of rank `rank` in an epoch. ops: their texts. Raises ValueError."""
+    """A request for batch `batch` of rank `rank` in an epoch. ops: ops as texts. Raises ValueError."""
 
     seed: int = 0
     epoch: int = 0
@@ -242,21 +247,21 @@ class BatchRequest:
             raise ValueError(f"there are {len(self.ops)} ops, expected at most {_MOST_OPS}")
 
     def augment(self) -> tuple[Op, ...]:
-        """The ops. Raises ValueError."""
+        """The parsed ops. Raises ValueError."""
         return tuple(parse_op(text, SHOWN, "to look at") for text in self.ops)
 
 
 class Batches:
-    """The batches of a split. The pixels of the last ones are kept."""
+    """The batches of a split, with a cache of the pixels of the last ones."""
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._lock = threading.RLock()  # the first request makes what all others of the page wait for
+        self._lock = threading.RLock()  # the first request makes the batch, and other requests of the page wait
         self._order = lru_cache(_KEPT)(self._new_order)
         self._kept_pixels = lru_cache(_KEPT)(self._pixels)
 
     def describe(self, request: BatchRequest) -> dict[str, Any]:
-        """The samples of a batch and what is drawn for them. Raises ValueError, UnknownNameError, PackerError."""
+        """The samples of a batch and their random draws. Raises ValueError, UnknownNameError, PackerError."""
         feed = self._feed(request)
         augment = request.augment()
         positions, rows = feed.rows(request.epoch, self._step(feed, request))
@@ -293,7 +298,7 @@ class Batches:
 
     # --- inside -----------------------------------------------------------------------------------------------------
     def _pixels(self, request: BatchRequest) -> Pixels:
-        """The batch as `ImageLoader` makes it, uint8 [n, height, width, 3]."""
+        """The pixels of a batch by `ImageLoader`, uint8 [n, height, width, 3]."""
         augment = request.augment()
         height, width = Recipe(augment).out_size or (1, 1)
         if request.batch_size * height * width * 3 > _MOST_BYTES:
@@ -316,7 +321,7 @@ class Batches:
         )
         start = feed.after(step, request.epoch) if step else Start(request.epoch)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of another decoder: its name is not in this state
+            warnings.simplefilter("ignore")  # the state does not name a decoder
             loader.load_state_dict(feed.token(start))
         for (images,) in loader:
             pixels: Pixels = images.numpy().copy()

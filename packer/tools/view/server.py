@@ -1,16 +1,16 @@
-"""The server of the page: HTTP on 127.0.0.1, for those who have the token, which is the first part of each path.
+"""The server of the page: HTTP on 127.0.0.1, protected by a token, which is the first part of each path.
 
-    GET /<token>/<path>[?query]     Host: 127.0.0.1 or localhost, any port (an ssh tunnel has its own)
-    200, 206, 304, 400, 403, 404, 405, 415, 416
+    GET /<token>/<path>[?query]     Host: 127.0.0.1, localhost or [::1], any port (an ssh tunnel may use another port)
+    200, 202, 206, 304, 400, 403, 404, 405, 415, 416, 500, 503
 
-A page of another site cannot read anything: it does not know the token, and is not allowed to (no CORS); under a name
-that leads here (DNS rebinding) its Host is refused. What is sent is never taken for another type than it says, and the
-page may load nothing from elsewhere, run no other script, and send no form. No policy of a browser keeps a script from
-sending data by opening an address, so no script runs but those of this package. Errors are JSON. Connections, the bytes
-of a request and the time for it are bounded, also for those who do not have the token (`cache.serving`).
+Pages of other sites cannot read anything: they do not know the token, CORS is not allowed, and a Host other than the
+above is refused, which prevents DNS rebinding. Browsers may not guess other media types. The page may not load anything
+from elsewhere (except data from the server of an exported set), run other scripts or send forms. No browser policy
+keeps a script from sending data by opening an address, so only scripts of this package run. Errors are JSON.
+Connections, the size of a request and its time are limited, also without the token (`cache.serving`).
 
-This is a browser's server for one person on one machine. `cache.serving` is the one for many nodes: it sends
-ranges alone, for a token in a header, which an <img> cannot send.
+This server is for one person's browser on one machine. `cache.serving` serves many nodes: it sends only ranges, for a
+token in a header, which an <img> cannot send.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ _MOST_FIELDS = 64
 
 
 class Site(Protocol):
-    """What is served. Several threads call it.
+    """The content of a server. Several threads call it.
 
-    page: the path of the page, ending with "/", or "". origins: other servers that it may read.
+    page: the path of the page, ending with "/", or "". origins: other servers that the page may read.
     """
 
     page: str
@@ -65,22 +65,22 @@ class Site(Protocol):
 
 
 class _Asked(NamedTuple):
-    """What a request that has the token asks for: the parts of the path below it, and the query."""
+    """A request with a valid token: the parts of the path below the token, and the query."""
 
     parts: list[str]
     query: Query
 
 
 class ViewServer(HttpServer):
-    """Serves until it is closed. Raises ServingError where it cannot listen.
+    """A server of a site, which runs until it is closed. Raises ServingError if it cannot listen.
 
-    url: of the page, with the token.
+    url: address of the page, with the token.
     """
 
     def __init__(self, site: Site, port: int = 0, limits: Limits = _LIMITS) -> None:
         self.site = site
         self.token = secrets.token_urlsafe(_TOKEN_BYTES)
-        self._mark = secrets.token_hex(8)  # what is the same for this server may be another thing for the next
+        self._mark = secrets.token_hex(8)  # ETags are valid for this server only
         self.policy = _POLICY.format(origins=" ".join(("'self'", *site.origins)))
         super().__init__(listen("127.0.0.1", port, "leave port out"), limits, "packer-view")
 
@@ -117,7 +117,7 @@ class ViewServer(HttpServer):
         return not closes
 
     def _asked(self, request: Request | None) -> Answer | _Asked:
-        """What is asked for, or the answer to a request that is refused."""
+        """The parts and query of a request, or the answer if it is refused."""
         if request is None:
             return error_answer(400, "BadRequest", "the request cannot be read")
         if not _HOST.fullmatch(request.headers.get("host", "")):
@@ -156,12 +156,12 @@ class ViewServer(HttpServer):
         return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
     def _etag(self, path: str) -> str:
-        """Of what is the same for as long as this server runs."""
+        """The ETag of a path whose content does not change while this server runs."""
         return f'"{hashlib.blake2b((self._mark + path).encode(), digest_size=12).hexdigest()}"'
 
 
 def _range(headers: dict[str, str], size: int, etag: str) -> tuple[int, int] | None:
-    """The bytes [start, stop) that are asked for; None for all; start = stop for bytes that are not there."""
+    """The requested bytes [start, stop); None for all; start = stop if the range is outside."""
     match = _RANGE.fullmatch(headers.get("range", ""))
     if match is None or not (match[1] or match[2]) or headers.get("if-range", etag) != etag:
         return None
