@@ -272,12 +272,14 @@ def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
         epochs, progress = loop.epoch_progress, loop.epoch_loop.batch_progress
         epoch, now = int(epochs.current.processed), progress.current
         batches, in_step = int(now.processed) if loop.restarting else 0, now.ready > now.processed
-        # Saved with an epoch's last batch; Lightning counts the epoch as done only after it has made the iterator.
+        # Saved with an epoch's last batch; Lightning counts the epoch as done only after it has made the iterator, and
+        # only by these totals: one that was saved inside a step leaves `total.ready` too large for all later ones.
+        batch_total, epoch_total = progress.total, epochs.total
         at_end = bool(
             loop.restarting
             and progress.is_last_batch
-            and progress.total.completed == progress.total.processed - 1
-            and epochs.total.processed == epochs.total.started - 1
+            and batch_total.ready == batch_total.processed == batch_total.completed + 1
+            and epoch_total.ready == epoch_total.started == epoch_total.processed + 1 == epoch_total.completed + 1
         )
         limit = max(loop._combined_loader.limits or [math.inf])
         states = () if loop.restarting else tuple(_tokens(loop._combined_loader_states_to_load))
