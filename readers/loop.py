@@ -253,11 +253,7 @@ class Position:
         feed = self.feed.at(Start(epoch, 0, start.order))
         after = feed.after((trainer.batches + 1) * trainer.batch_size)
         if (after if start.cursor else feed.or_next(after))[:2] != start[:2]:
-            raise TrainerError(
-                f"Lightning saved this checkpoint inside the step of batch {trainer.batches} of epoch {epoch} and will "
-                f"repeat that batch, but the state is not at the end of a batch of this size: resume with the batch "
-                f"size and number of ranks of the checkpoint, or from another checkpoint"
-            )
+            raise trainer.no_batch_before(epoch)
         return feed.after(trainer.batches * trainer.batch_size)
 
 

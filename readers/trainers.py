@@ -150,6 +150,14 @@ class Trainer:
                 f"ModelCheckpoint(save_on_train_epoch_end=True)"
             )
 
+    def no_batch_before(self, epoch: int) -> TrainerError:
+        """The error for a state that is not at the end of the batch that is under way."""
+        return TrainerError(
+            f"Lightning saved this checkpoint inside the step of batch {self.batches} of epoch {epoch} and will "
+            f"repeat that batch, but the state is not at the end of a batch of this size: resume with the batch "
+            f"size and number of ranks of the checkpoint, or from another checkpoint"
+        )
+
     def batches_of(self, samples: int) -> int:
         """Number of batches that the DataLoader makes of `samples` samples."""
         full, rest = divmod(samples, self.batch_size)
@@ -272,14 +280,20 @@ def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
         epochs, progress = loop.epoch_progress, loop.epoch_loop.batch_progress
         epoch, now = int(epochs.current.processed), progress.current
         batches, in_step = int(now.processed) if loop.restarting else 0, now.ready > now.processed
-        # Saved with an epoch's last batch; Lightning counts the epoch as done only after it has made the iterator.
+        # Saved with an epoch's last batch; Lightning counts the epoch as done only after it has made the iterator, and
+        # only by these totals: one that was saved inside a step leaves `total.ready` too large for all later ones.
+        batch_total, epoch_total = progress.total, epochs.total
         at_end = bool(
             loop.restarting
             and progress.is_last_batch
-            and progress.total.completed == progress.total.processed - 1
-            and epochs.total.processed == epochs.total.started - 1
+            and batch_total.ready == batch_total.processed == batch_total.completed + 1
+            and epoch_total.ready == epoch_total.started == epoch_total.processed + 1 == epoch_total.completed + 1
         )
         limit = max(loop._combined_loader.limits or [math.inf])
+        # Then Lightning also forgets a batch of the epoch with each resume from the end of a step.
+        real, forgotten = batch_total.processed - epoch * limit, batch_total.processed - batch_total.completed
+        if loop.restarting and in_step and batches < real <= batches + forgotten:
+            batches = int(real)
         states = () if loop.restarting else tuple(_tokens(loop._combined_loader_states_to_load))
     except (AttributeError, TypeError):
         return {}

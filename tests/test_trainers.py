@@ -184,7 +184,10 @@ STORIES: list[tuple[str, list[Fit]]] = [
     ("stateful 2, stateful stream 2", [Fit(dies=3), Fit(dies=0), Fit(dies=0), Fit(dies=1), Fit(dies=0), Fit()]),
     # Slurm's signal may come when the loader has handed out a batch and the trainer has yet to count it.
     ("loader", [Fit(dies=9, hook="transfer_batch_to_device"), Fit()]),
-    ("loader", [Fit(stop=3), Fit(dies=0), Fit(stop=7), Fit(stop=9), Fit(stop=14), Fit()]),
+    ("loader, stateful 0, stateful 2, stateful stream 2", [Fit(stop=3), Fit(dies=0), Fit(stop=7), Fit(stop=9),
+                                                           Fit(stop=14), Fit()]),
+    ("plain 2", [Fit(dies=7), Fit(stop=14), Fit()]),
+    ("loader, stateful 0, stateful stream 2", [Fit(dies=3), Fit(stop=5), Fit(dies=0), Fit()]),
     ("loader, stateful 0", [Fit(validates="own", options=VALIDATES | {"max_epochs": 1}),
                             Fit(validates="own", options=VALIDATES)]),
     ("loader, plain 0, stateful 2, stream 2", [Fit(validates="same")]),

@@ -193,7 +193,10 @@ class ImageStream(IterableDataset[Any]):
         start, number = restored
         if workers > 1:  # the state of a worker is the position after the last batch that it made
             if trainer.under_way:  # the batch under way is made again, by the worker that is asked first
-                number += trainer.batches + 1 - self._batches_before(start)
+                since = trainer.batches + 1 - self._batches_before(start)
+                if not 0 <= since < workers:
+                    raise trainer.no_batch_before(start.epoch)
+                number += since
                 start = self.sampler.place_of(start, trainer.batches * self.batch_size)
             trainer = replace(trainer, under_way=False, batches=0)
         return self.sampler.begin(trainer, start), number
