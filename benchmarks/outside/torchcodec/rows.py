@@ -1,4 +1,4 @@
-"""Our rows beside torchcodec's benchmark_image_decoders: its pictures, timing and decoders, simplejpeg and ours, in turn."""
+"""Our rows beside torchcodec's benchmark_image_decoders: its pictures, timing and decoders, in turn with ours."""
 
 from __future__ import annotations
 
