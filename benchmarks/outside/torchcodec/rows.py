@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from collections import defaultdict
@@ -25,9 +24,7 @@ def planar(decode: Any, data: bytes, **options: str) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--image", type=Path, help="picture to encode (default: as the script)")
-    image = theirs.load_source_image(parser.parse_args().image)
+    image = theirs.load_source_image(None)
     with tempfile.TemporaryDirectory() as folder:
         paths = theirs.encode_images(image, theirs.RESOLUTIONS, Path(folder))
         for size in theirs.RESOLUTIONS:
