@@ -40,12 +40,14 @@ def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[s
     out, venv = options.work / "out", Path(sys.executable).parent
     shutil.rmtree(out, ignore_errors=True)
     processes = int(pace) if options.processes else 1
+    step = workload["train"]["computation_time"] / (1 if options.processes else pace)
+    epoch = options.samples // workload["reader"]["batch_size"] // processes
     settings = {
         "dataset.data_folder": options.work,
         "dataset.num_files_train": options.samples,
         "dataset.num_subfolders_train": sum(path.is_dir() for path in (options.work / "train").iterdir()),
-        "train.computation_time": workload["train"]["computation_time"] / (1 if options.processes else pace),
-        "train.total_training_steps": options.steps,
+        "train.computation_time": step,
+        "train.total_training_steps": min(int(options.compute / step), epoch),
         "reader.read_threads": 1 if options.processes else os.cpu_count(),
         "output.folder": out,
         **ROWS[row],
@@ -90,12 +92,38 @@ def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[s
     }
 
 
+class Search:
+    """The largest pace at which a row reaches the target: doubled or halved, then once between the two."""
+
+    def __init__(self, row: str, first: float) -> None:
+        self.row, self.first, self.passed, self.failed, self.left = row, first, 0.0, 0.0, True
+        self.runs: dict[float, dict[str, float]] = {}
+
+    def pace(self, processes: bool) -> float:
+        if not self.failed:
+            return 2 * self.passed or self.first
+        middle = (self.passed * self.failed) ** 0.5 or self.failed / 2
+        return round(middle) if processes else middle
+
+    def note(self, pace: float, run: dict[str, float], target: float) -> None:
+        between = bool(self.passed and self.failed)
+        self.runs[pace] = run
+        if run["au"] >= target:
+            self.passed = pace
+        else:
+            self.failed = pace
+        self.left = not between and 1 / 64 < pace < 1024
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", type=Path, help="a folder of prepare.py, named like its workload")
     parser.add_argument("--samples", type=int, default=100_000)
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--paces", type=float, nargs="+", default=[1, 2, 4, 8, 16, 32], help="numbers of accelerators")
+    parser.add_argument("--compute", type=float, default=8, help="seconds of computation in a run, up to one epoch")
+    parser.add_argument("--first", type=float, default=1, help="number of accelerators at which the search begins")
+    parser.add_argument(
+        "--pace", type=float, help="one run of each row with so many accelerators, instead of the search"
+    )
     parser.add_argument("--processes", action="store_true", help="one process for each accelerator")
     parser.add_argument("--mlperf", action="store_true", help="the DLIO of MLPerf Storage v3.0, which decodes nothing")
     parser.add_argument("--decode", action="store_true", help="packer's rows decode the images")
@@ -107,20 +135,28 @@ def main() -> None:
     options.workload = options.work.name
     workload = yaml.safe_load((HERE / f"workload/{options.workload}.yaml").read_text())
     target = 100 * workload["metric"]["au"]
-    print("row               accelerators   utilisation   samples/s   start-up s   memory MB", flush=True)
-    left = list(options.rows)
-    for pace in options.paces:
-        for row in list(left):
+    print(f"{'row':17} accelerators   utilisation   samples/s   start-up s   memory MB", flush=True)
+    searches = [Search(row, options.first) for row in options.rows]
+    while any(search.left for search in searches):
+        for search in filter(lambda search: search.left, searches):
+            pace = options.pace or search.pace(options.processes)
             try:
-                run = one_run(row, pace, options, workload)
+                run = one_run(search.row, pace, options, workload)
             except RuntimeError as error:
-                print(f"{row:17} {pace:12g}   {error}", flush=True)
-                left.remove(row)
+                print(f"{search.row:17} {pace:12.4g}   {error}", flush=True)
+                search.left = False
                 continue
             figures = f"{run['au']:11.1f} %   {run['samples_s']:9.0f}   {run['startup']:10.1f}   {run['memory']:9.0f}"
-            print(f"{row:17} {pace:12g} {figures}{'' if run['au'] >= target else '   below the target'}", flush=True)
-            if run["au"] < target:
-                left.remove(row)
+            print(f"{search.row:17} {pace:12.4g} {figures}", flush=True)
+            search.note(pace, run, target)
+            search.left &= options.pace is None
+    theirs, ours = (searches[0], searches[-1])
+    name = f"dlio {options.workload}, {'decoded' if options.decode else 'bytes'}"
+    measures = [("accelerators", ours.passed, theirs.passed)] if not options.pace else []
+    for measure in ("startup", "memory"):
+        measures += [(measure, *(next(iter(one.runs.values()), {}).get(measure, 0) for one in (ours, theirs)))]
+    for measure, mine, other in measures:
+        print(f"| {name} | {measure} | {mine:.4g} | {other:.4g} | {mine / other if other else float('nan'):.2f} |")
 
 
 if __name__ == "__main__":
