@@ -413,10 +413,11 @@ def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, 
 
 def header_of_facts(data: Buffer, facts: tuple[int, ...]) -> ImageHeader:
     """The header of a JPEG from the compiled `read_jpeg_facts`; the same as that of `parse_jpeg`."""
-    rotated = orientation(data, *facts[4:6]) if facts[4] else 0
-    if not rotated and facts[6]:
-        rotated = xmp_orientation(data, *facts[6:])
-    return ImageHeader("jpeg", *facts[:4], rotated or UPRIGHT)
+    height, width, components, process, exif, exif_stop, xmp, xmp_stop = facts
+    rotated = orientation(data, exif, exif_stop) if exif else 0
+    if not rotated and xmp:
+        rotated = xmp_orientation(data, xmp, xmp_stop)
+    return ImageHeader("jpeg", height, width, components, process, rotated or UPRIGHT)
 
 
 def stores_rgb(data: Buffer, frame: int) -> bool:
