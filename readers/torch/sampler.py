@@ -77,8 +77,8 @@ class Epochs(Position, ABC, Generic[_Unit]):
         self._reported: int | None = None  # epoch of the last iteration; its bad samples are reported after it
         self.early: Any = None  # weak reference to a StatefulDataLoader that began a loop only to take a state
         check_batches(self.feed)
-        if self._dataset is not None and not isinstance(order, Stepped):
-            self._dataset.follow(order)
+        if self._dataset is not None:
+            self._dataset.follow(None if isinstance(order, Stepped) else order)
 
     @abstractmethod
     def _units_from(self, start: Start) -> Iterator[_Unit]:
