@@ -118,6 +118,7 @@ class Position:
         # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop belonged to this run.
         self._done: int | None = None
         self._is_same_run = True
+        self._counted = 0  # batches that Lightning had counted when it set the epoch; it may go back by one after that
 
     @property
     def feed(self) -> Steps:
@@ -160,7 +161,8 @@ class Position:
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0, not {epoch}")
-        start = self._start_in(epoch, find_trainer())
+        trainer = find_trainer()
+        start, self._counted = self._start_in(epoch, trainer), trainer.batches
         if self._place.begun is not None or start != self._place.next:
             self._put(start)
 
@@ -390,8 +392,8 @@ class FeedLoader(FeedPosition, ABC):
         trainer, start = find_trainer(), self._place.next
         missed = None if start.cursor else trainer.missed_state(start.epoch, len(self.order))
         if missed is not None:
-            start = self._start_of(missed)
-        if trainer.has_done(len(self)):
+            start = self._before_batch(self._start_of(missed), trainer)
+        if trainer.has_done(len(self), self._counted):
             start = Start(start.epoch, len(self.order))
         feed = self._feed.at(start).ranked()
         trainer.check_resume(feed.steps(), len(self))
