@@ -11,7 +11,7 @@ PIP = $(BIN)/pip install -q --disable-pip-version-check --no-compile -c constrai
 DEVICE_TESTS := tests/test_coefficients_device.py tests/test_fused.py tests/test_dlpack.py tests/test_text_example.py
 DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/test_parity.py tests/test_timm.py
 
-.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-trainers test-corpora test-wheels test-arm test-lowest test-slurm site site-links lint format clean
+.PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-trainers test-corpora test-wheels test-arm test-lowest test-slurm yardsticks site site-links lint format clean
 
 # TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
@@ -115,6 +115,18 @@ seeds: $(VENV)/.ready-test
 	failed=; for name in $(SEEDS); do \
 	  $(BIN)/python benchmarks/seeds/$$name.py $(if $(IMAGES),--images '$(IMAGES)') $(OPTIONS) || failed="$$failed $$name"; \
 	done; if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
+
+# Others' suites with a row of ours (docs/yardsticks.md): `make outside-NAME` installs one of benchmarks/outside, in an
+# environment of its own; this runs those that are installed, without the network. OUTSIDE="torchdata" runs some.
+yardsticks:
+	$(PYTHON) benchmarks/outside/table.py $(OUTSIDE) $(if $(IMAGES),--images '$(IMAGES)')
+
+outside-%: .venvs/outside-%/.ready ;
+
+.venvs/outside-%/.ready: benchmarks/outside/%/install.sh
+	$(PYTHON) -m venv .venvs/outside-$*
+	sh $< '$(CURDIR)/.venvs/outside-$*'
+	touch $@
 
 # The pages of docs, the commands and the Python interface as a site in build/site; a broken reference is an error.
 site: $(VENV)/.ready-site

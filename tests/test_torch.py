@@ -21,7 +21,7 @@ import pytest
 import torch
 from conftest import make_jpeg, tree_of
 from PIL import Image
-from torch.utils.data import ConcatDataset, DataLoader, Subset, default_collate, random_split
+from torch.utils.data import ConcatDataset, DataLoader, StackDataset, Subset, default_collate, random_split
 from torchdata import nodes
 
 import packer
@@ -174,14 +174,17 @@ def test_a_batch_is_made_by_one_call_where_nothing_else_sees_its_samples(
     for kind, options, collate, expected in (
         (ImageDataset, {}, None, [4]),
         (ImageDataset, {}, "subset", [4]),
+        (ImageDataset, {}, "stack", [1] * 4),
         (ImageDataset, {}, plain, [1] * 4),
         (Own, {}, "own", [1] * 4),
         (ImageDataset, blanked, None, [1] * 4),
     ):
         dataset = kind(reader, ops, **options)  # type: ignore[arg-type]
-        collate_fn = dataset.collate if collate == "own" else None if collate == "subset" else collate
-        given = Subset(dataset, range(4)) if collate == "subset" else dataset
+        wrapped = {"subset": Subset(dataset, range(4)), "stack": Subset(StackDataset(dataset, list("abcd")), range(4))}
+        collate_fn = dataset.collate if collate == "own" else None if collate in wrapped else collate
+        given = wrapped.get(collate, dataset)  # type: ignore[call-overload]
         (batch,) = DataLoader(given, 4, collate_fn=collate_fn)  # type: ignore[arg-type]
+        batch = batch[0] if collate == "stack" else batch
         assert calls == expected and batch[0].shape[1:] == ((3, 48, 48) if options is not blanked else (1,))
         calls.clear()
     samples = ImageDataset(reader, ops).__getitems__(range(4))

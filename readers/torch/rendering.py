@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, get_worker_info
+from torch.utils.data import Dataset, Subset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
 from cache.errors import BadSampleError
@@ -226,13 +226,15 @@ default_collate_fn_map[Made] = lambda samples, **_: samples[0].batch
 
 
 def collate_of_caller() -> Any:
-    """The collate_fn of the DataLoader that asks for the caller's samples, directly or through torch data sets that
-    pass samples on unchanged; else None."""
+    """The collate_fn of the DataLoader that asks for the caller's samples, directly or through `Subset`, which passes
+    them on unchanged; else None, as for `StackDataset`, which pairs them with other samples."""
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith(_ASKERS):
         owner: Any = frame.f_locals.get("self")
         if hasattr(owner, "collate_fn"):
             return owner.collate_fn
+        if frame.f_code is not Subset.__getitems__.__code__:
+            return None
         frame = frame.f_back
     return None
 
