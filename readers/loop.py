@@ -118,7 +118,9 @@ class Position:
         # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop belonged to this run.
         self._done: int | None = None
         self._is_same_run = True
-        self._counted = 0  # batches that Lightning had counted when it set the epoch; it may go back by one after that
+        self._lightning_counted = (
+            0  # batches that Lightning had counted when it set the epoch; it may go back by one after that
+        )
 
     @property
     def feed(self) -> Steps:
@@ -162,7 +164,7 @@ class Position:
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0, not {epoch}")
         trainer = find_trainer()
-        start, self._counted = self._start_in(epoch, trainer), trainer.batches
+        start, self._lightning_counted = self._start_in(epoch, trainer), trainer.batches
         if self._place.begun is not None or start != self._place.next:
             self._put(start)
 
@@ -393,7 +395,7 @@ class FeedLoader(FeedPosition, ABC):
         missed = None if start.cursor else trainer.missed_state(start.epoch, len(self.order))
         if missed is not None:
             start = self._before_batch(self._start_of(missed), trainer)
-        if trainer.has_done(len(self), self._counted):
+        if trainer.has_done(len(self), self._lightning_counted):
             start = Start(start.epoch, len(self.order))
         feed = self._feed.at(start).ranked()
         trainer.check_resume(feed.steps(), len(self))

@@ -114,7 +114,7 @@ class Epochs(Position, ABC, Generic[_Unit]):
         if calling_package() == "torchdata" and epoch < self._place.next.epoch:
             return  # torchdata's nodes count one epoch too few after a state from the end of an epoch
         trainer, under_way = find_trainer(), self._progress
-        self._counted = trainer.batches
+        self._lightning_counted = trainer.batches
         if under_way is not None and under_way.trainer.too_early and (trainer.batches or trainer.under_way):
             raise trainer.began_too_early()
         if trainer.processes > 1:
@@ -234,7 +234,7 @@ class Epochs(Position, ABC, Generic[_Unit]):
             start = self._start_in(epoch, trainer, trainer.name)
             missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
             start = start if missed is None else self._before_batch(self._start_of(missed), trainer)
-            if trainer.has_done(trainer.batches_of(len(self)), self._counted):
+            if trainer.has_done(trainer.batches_of(len(self)), self._lightning_counted):
                 start = Start(start.epoch, len(self.order))
         elif trainer.epoch == start.epoch and trainer.has_done(trainer.batches_of(len(self))):
             start = Start(start.epoch, len(self.order))  # limit_train_batches
