@@ -54,6 +54,7 @@ class Trainer:
     batches: batches of the epoch that were trained on before the resume; limit: batches that an epoch will run.
     under_way: whether the resumed checkpoint was saved inside the step of the next batch.
     counted: batches of this epoch that Lightning has processed, if it is saving a checkpoint outside a step.
+    miscounted: `batches`, at the end of a step, if Lightning will go back by one: a run before died in a step.
     processes: number of processes among which it shards the samples.
     repeats: 0, or the batches of a part if it repeats samples to fill up the last part that it distributes.
     batch_size: of the DataLoader; partial: whether its last batch may be smaller.
@@ -71,6 +72,7 @@ class Trainer:
     limit: float = math.inf
     under_way: bool = False
     counted: int | None = None
+    miscounted: int = 0
     processes: int = 1
     repeats: int = 0
     batch_size: int = 1
@@ -109,13 +111,13 @@ class Trainer:
         """
         return self.name == "Lightning" and epoch > state and 0 < done == self.batches
 
-    def has_done(self, total: int, counted: int = 0) -> bool:
-        """Whether Lightning resumes after all of the `total` batches of an epoch; counted: when it set the epoch.
+    def has_done(self, total: int, miscounted: int = 0) -> bool:
+        """Whether Lightning resumes after all of the `total` batches of an epoch; miscounted: when it set the epoch.
 
         After max_steps Lightning counts the epoch as done, but not its batches: it takes one batch of the next epoch
         and ends it.
         """
-        return max(self.batches, counted) >= max(1, min(self.limit, total))
+        return max(self.batches, miscounted) >= max(1, min(self.limit, total))
 
     def check_sharing(self, world_size: int, line: str) -> None:
         """Raise TrainerError if the samples of one rank of `world_size` would be sharded a second time."""
@@ -154,7 +156,7 @@ class Trainer:
             )
 
     def began_too_early(self) -> TrainerError:
-        """The error for workers that began an epoch before Lightning said that it resumes in the middle."""
+        """The error for workers that began an epoch before Lightning said where it resumes."""
         return TrainerError(
             "trainer.estimated_stepping_batches lets the workers of this DataLoader begin before Lightning reads the "
             "checkpoint (pytorch-lightning#20550): samples would be repeated; in configure_optimizers, count the steps "
@@ -313,7 +315,8 @@ def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
         return {}
     place = {"epoch": epoch + 1, "batches": 0} if at_end else {"epoch": epoch, "batches": batches}
     counted = int(now.processed) if is_saving and not in_step else None
-    counts = {"under_way": bool(loop.restarting and in_step), "counted": counted}
+    lags = loop.restarting and not in_step and batch_total.ready > batch_total.processed
+    counts = {"under_way": bool(loop.restarting and in_step), "counted": counted, "miscounted": batches if lags else 0}
     return {"name": "Lightning", "at_end": at_end, "limit": limit, "states": states, **place, **counts}
 
 
