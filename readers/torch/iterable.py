@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
 import weakref
@@ -178,6 +177,8 @@ class ImageStream(IterableDataset[Any]):
                 "a state was loaded while workers were running, and they cannot see it; make a new DataLoader after "
                 "load_state_dict, or leave out persistent_workers"
             )
+        if trainer.too_early:
+            raise trainer.began_too_early()
         if trainer.keeps_account and (trainer.at_end or trainer.missed_state(trainer.epoch or 0, 0) is not None):
             raise TrainerError(
                 f"Lightning begins epoch {trainer.epoch}, but this stream's state in the checkpoint is in the middle "
@@ -237,21 +238,23 @@ class _Batches(Iterator[Any]):
 
     def begin(self) -> Progress:
         self.progress, self.number = self._stream.begin()
-        self._indices = self._stream.sampler.samples_from(self.progress.feed.start)
+        info, stream = get_worker_info(), self._stream
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        first = (worker - self.number) % workers
+        self._batches = stream.sampler.batches_from(self.progress.feed.start, stream.batch_size, first, workers)
         return self.progress
 
     def __next__(self) -> Any:
         if self.error is not None:
             raise self.error
-        stream, info, progress = self._stream, get_worker_info(), self.progress or self.begin()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        while batch := list(itertools.islice(self._indices, stream.batch_size)):
-            progress.taken += len(batch)
-            if len(batch) < stream.batch_size and stream.drop_last:
+        stream, progress = self._stream, self.progress or self.begin()
+        for samples, places in self._batches:
+            progress.taken += samples
+            if samples < stream.batch_size and stream.drop_last:
                 break
             self.number += 1
-            if (self.number - 1) % workers == worker:
-                return stream.collate(stream.dataset.__getitems__(batch))
+            if places:
+                return stream.collate(stream.dataset.__getitems__(places))
         raise StopIteration
 
 

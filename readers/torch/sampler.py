@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from torch.utils.data import DistributedSampler, Sampler, get_worker_info
 
 from cache.errors import TrainerError
 from readers.decode import DECODER
-from readers.feed import FeedOptions, Start, Steps
+from readers.feed import ORDER_AT_ONCE, FeedOptions, Start, Steps
 from readers.loop import Place as StreamPlace
 from readers.loop import Position, Progress, check_batches
 from readers.order import Order
@@ -113,7 +114,10 @@ class Epochs(Position, ABC, Generic[_Unit]):
             raise refused
         if calling_package() == "torchdata" and epoch < self._place.next.epoch:
             return  # torchdata's nodes count one epoch too few after a state from the end of an epoch
-        trainer = find_trainer()
+        trainer, under_way = find_trainer(), self._progress
+        self._keep(trainer)
+        if under_way is not None and under_way.trainer.too_early:
+            raise trainer.began_too_early()
         if trainer.processes > 1:
             self._check_sharing(trainer)  # checked here on all processes; only those that load reach the first batch
         if self.start.epoch == epoch:
@@ -229,10 +233,11 @@ class Epochs(Position, ABC, Generic[_Unit]):
         if start is None:
             epoch = self._place.next.epoch if trainer.epoch is None else trainer.epoch
             start = self._start_in(epoch, trainer, trainer.name)
-            missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
-            start = start if missed is None else self._start_of(missed)
-            if trainer.has_done(trainer.batches_of(len(self))):
+            start = start if start.cursor else self._missed(start, trainer)
+            if trainer.has_done(trainer.batches_of(len(self)), self._miscounted):
                 start = Start(start.epoch, len(self.order))
+        elif trainer.epoch == start.epoch and trainer.has_done(trainer.batches_of(len(self))):
+            start = Start(start.epoch, len(self.order))  # limit_train_batches
         elif trainer.at_end and trainer.epoch == start.epoch + 1:
             start = Start(start.epoch + 1)
         else:
@@ -372,6 +377,20 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
             yield from _places(feed, positions.ravel(), rows.ravel(), self.substitutes)
 
     _units_from = samples_from
+
+    def batches_from(self, start: Start, size: int, worker: int, workers: int) -> Iterator[tuple[int, list[Place]]]:
+        """(size, samples) of all batches from `start` to the end of the epoch, the last of which may be smaller.
+
+        The order is computed only for every `workers`-th batch from the `worker`-th on; others have no samples.
+        """
+        feed = self.feed.at(start)
+        order = feed.schedule(start.epoch)[0].order
+        for positions in feed.positions(start.epoch, -(-ORDER_AT_ONCE // size) * size * workers):
+            batches = np.split(positions, range(size, len(positions), size))
+            own = np.concatenate([positions[:0], *batches[worker::workers]])
+            places = _places(feed, own, order.indices(start.epoch, own), self.substitutes)
+            for number, batch in enumerate(batches):
+                yield len(batch), list(itertools.islice(places, len(batch) * (number % workers == worker)))
 
 
 class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):
