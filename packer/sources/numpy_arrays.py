@@ -98,7 +98,8 @@ class NumpySource(PixelSource):
             )
         if len(wanted) > 1 and "" in wanted:
             raise SourceError(f"{self.root}: {wanted['']} belongs to no split, but others do; move it away")
-        listing, every = self.begin(), {}
+        listing = self.begin()
+        every: dict[str, tuple[PixelBlock, list[Any]]] = {}
         for name, (images, labels) in wanted.items():
             block = _block(array := self._array(names[images]), bool(self._keys[0]))
             if (
