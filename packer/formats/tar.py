@@ -50,6 +50,7 @@ __all__ = [
     "FORMAT",
     "MAX_NAME_BYTES",
     "MAX_SIZE_BYTES",
+    "OTHER_EXTENSIONS",
     "RECORD_NAME",
     "Member",
     "end_of_archive",

@@ -66,6 +66,7 @@ __all__ = [
     "metadata_files",
     "parquet_files",
     "shard_files",
+    "shows_main",
     "splits_of_arrays",
     "yolo_folders",
 ]
