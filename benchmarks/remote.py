@@ -2,6 +2,7 @@
 
     python benchmarks/remote.py --set DIR --target DIR [--latency 20] [--samples 256] [--rounds 3] …
     python benchmarks/remote.py --set DIR --target DIR --long 60 --work DIR --python peers=PYTHON
+    python benchmarks/remote.py --set DIR --target DIR --orders 8 [--mb-s 50]
 
 The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
 random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
@@ -12,6 +13,8 @@ libraries that stream from object stores, over the same bytes in their own forma
 What is fetched before the first batch is in the samples/s of the whole run, and not in `later`, which leaves out its
 first fifth. CPU time is that of all processes of the row, and apart from it that of the server, both from before the
 set is opened.
+
+With --orders each row reads encoded images in an order for so many seconds, after what `packer order` estimates for it.
 """
 
 from __future__ import annotations
@@ -39,7 +42,7 @@ from report import PEERS, Claim, Column
 __all__ = ["BENCHMARK"]
 
 MANY, SINGLE, AHEAD, STAGE = "ours: read_many", "ours: one by one", "ours: one by one, announced", "ours: stage"
-SHUFFLED, WOVEN = "ours: ImageLoader, Shuffled", "ours: ImageLoader, woven"
+SHUFFLED, WOVEN, LOCAL = "ours: ImageLoader, Shuffled", "ours: ImageLoader, woven", "ours: ImageLoader, local files"
 RANGES, PLAIN, WHOLE = "limit: obstore.get_ranges", "http.client, one by one", "limit: http.client, files in 8 threads"
 
 
@@ -114,6 +117,7 @@ def an_epoch(job: Job, order: Any) -> int:
     return int(job.reader.sizes().sum())
 
 
+@contender(LOCAL, imports="readers torch", note="the same in the order Shuffled, without a server")
 @contender(SHUFFLED, imports="readers obstore torch", note="an epoch of the whole set, decoded to 64 x 64")
 def loader_shuffled(job: Job) -> int:
     from readers.order import Shuffled
@@ -365,6 +369,42 @@ def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, 
     }
 
 
+# --- estimates of orders ------------------------------------------------------------------------------------------
+@contender("global shuffle", orders=True)
+@contender("16 blocks", orders=True)
+@contender("woven, 256 open", orders=True)
+def in_order() -> None:
+    """Read by `measure_orders`."""
+
+
+def measure_orders(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One order: samples/s after the first thousand, and the estimate."""
+    os.environ["PACKER_CACHE_DIR"] = str(Path(arguments.target) / "remote-benchmark-index")
+    import packer
+    import readers
+
+    with served(arguments.set, arguments.latency, arguments.mb_s) as (url, server):
+        advice = packer.recommend_order(url, arguments.split, block_bytes=4 << 20)  # 16 fit in what is kept
+        estimated = next(one for one in advice.orders if one.name == chosen.name)
+        with readers.open(url, arguments.split) as reader:
+            order = eval(estimated.use, {"readers": readers, "reader": reader, "ranks": 1})
+            stream = (row for epoch in itertools.count() for row in reader.stream(order, epoch=epoch))
+            for _ in itertools.islice(stream, 1000):
+                pass
+            count, cpu, started = 0, cpu_seconds_of_tree() - cpu_seconds_of(server), time.perf_counter()
+            while (seconds := time.perf_counter() - started) < arguments.orders:
+                count += sum(1 for _ in itertools.islice(stream, _BATCH))
+            cpu = cpu_seconds_of_tree() - cpu_seconds_of(server) - cpu
+    return {
+        "samples_s": count / seconds,
+        "estimated": estimated.samples_s,
+        "off": 100 * (estimated.samples_s * seconds / count - 1),
+        "ms": 1e3 * advice.latency_s,
+        "line": advice.bandwidth / 1e6,
+        "cpu_us": 1e6 * cpu / count,
+    }
+
+
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """One contender: seconds, samples/s, MB/s of what was wanted, GETs."""
     import readers
@@ -375,22 +415,25 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     os.environ["PACKER_CACHE_DIR"] = str(target / "index")
     with served(arguments.set, arguments.latency) as (url, _), readers.open(arguments.set, arguments.split) as local:
         size = min(arguments.samples, len(local) // 2)
-        draws = np.random.default_rng(7).choice(len(local), (2, size), replace=False).tolist()
+        generator = np.random.default_rng(7)
+        draws = [generator.choice(len(local), size, replace=False).tolist() for _ in range(arguments.draws + 1)]
         files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
         prime(2 * sum(size for _, size in files) + (1 << 28))
-        ours = readers.open(url, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
+        place = arguments.set if chosen.name == LOCAL else url
+        ours = readers.open(place, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
         jobs = [Job(url, wanted, _ranges(local, wanted), files, ours, target) for wanted in draws]
-        job = jobs.pop()
-        if chosen.name not in (STAGE, WHOLE, SHUFFLED, WOVEN):
-            chosen.function(*jobs)
+        if chosen.name in (STAGE, WHOLE, SHUFFLED, WOVEN, LOCAL):
+            jobs = jobs[:1]
+        else:
+            chosen.function(jobs.pop())
         gets, started = _gets(url), time.perf_counter()
-        moved = chosen.function(job)
+        moved = sum(chosen.function(job) for job in jobs)
         seconds, gets = time.perf_counter() - started, _gets(url) - gets
         if ours is not None:
             ours.close()
     shutil.rmtree(target)
-    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": (job.samples or len(job.wanted)) / seconds}
-    return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets, **samples}
+    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": sum(job.samples or size for job in jobs) / seconds}
+    return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets / len(jobs), **samples}
 
 
 def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
@@ -442,9 +485,26 @@ LONG_RUNS = Benchmark(
 )
 
 
+ORDERS = Benchmark(
+    title="Orders, and what `packer order` estimates",
+    columns=(
+        Column("samples_s", "samples/s (min–max)"),
+        Column("estimated", "estimated"),
+        Column("off", "error, %", "{:+.0f}"),
+        Column("ms", "ms of a read, measured", "{:.1f}"),
+        Column("line", "MB/s, measured"),
+        Column("cpu_us", "CPU µs a sample"),
+    ),
+    key="samples_s",
+    limits=(),
+    measure=measure_orders,
+)
+
+
 def chosen_benchmark(arguments: argparse.Namespace) -> Benchmark:
-    keep_rows(lambda row: bool(row.options.get("long")) == bool(arguments.long))
-    return LONG_RUNS if arguments.long else BENCHMARK
+    kind = "long" if arguments.long else "orders" if arguments.orders else ""
+    keep_rows(lambda row: bool(row.options.get(kind)) if kind else not {"long", "orders"} & {*row.options})
+    return {"long": LONG_RUNS, "orders": ORDERS, "": BENCHMARK}[kind]
 
 
 if __name__ == "__main__":
@@ -455,7 +515,10 @@ if __name__ == "__main__":
         split=(None, "default: the only one, or train"),
         target="folder to stage to",
         latency=(20, "milliseconds before each answer"),
-        samples=(256, "that are read"),
+        samples=(256, "that are read at a time"),
+        draws=(1, "of so many samples"),
+        mb_s=(0.0, "bandwidth of the server that --orders reads from; 0: no limit"),
         long=(0.0, "seconds of each row of long runs, in place of the others"),
+        orders=(0.0, "seconds of each row of orders, in place of the others"),
         work=("", "folder of the bucket of long runs"),
     )
