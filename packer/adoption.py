@@ -520,7 +520,7 @@ class _Adoption:
         if "image" not in foreign and not specs and any(meta.shard.samples for meta in metas.values()):
             raise FormatError(
                 f"{self._found.shards[0].path}: no sample has an image; name it with image_key=KEY (there are: "
-                f"{', '.join(sorted(foreign)) or 'no fields'})"
+                f"{', '.join(sorted(foreign)) or 'no fields'}); sets of arrays or audio are made by  packer convert"
             )
         present = {name: None for fields in specs.values() for name in fields} | foreign
         ordered = [name for name in kinds if name in present] + [name for name in present if name not in kinds]

@@ -25,6 +25,7 @@ import hypothesis
 import pytest
 
 import packer
+import readers
 from cache import list_caches
 
 pytest.register_assert_rewrite("suites")
@@ -167,6 +168,13 @@ def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(data)
     return root
+
+
+@pytest.fixture
+def reader(request: pytest.FixtureRequest) -> Iterator[readers.Reader]:
+    """Of the set that the fixture `packed` of a module makes: its only split, or train."""
+    with readers.open(request.getfixturevalue("packed")) as opened:
+        yield opened
 
 
 _OTHER_NAMES = {"samples_per_shard": "samples", "shard_size": "size", "split_fractions": "fractions"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +32,6 @@ FIELDS = ("image", "label", "key")
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_few(tmp_path_factory.mktemp("grain"), COUNT, (8, 8))
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import shutil
+import tarfile
 import wave
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import readers
 from cache.errors import BadSampleError, SourceError, UnknownNameError
 from packer.cli.group import cli
 from packer.testing.samples import make_jpeg
+from packer.tools.advise import advise
 from packer.tools.view.samples import as_png, middle_of, sample_document, thumbnail
 from readers.augment import RandomHorizontalFlip
 from readers.frameworks.grain import GrainSource
@@ -127,6 +130,54 @@ def test_an_hdf5_file_of_arrays(tmp_path: Path) -> None:
     reader = readers.open(tmp_path / "set", "train")
     np.testing.assert_array_equal(np.stack([reader.array(i) for i in range(8)]), np.stack(VOLUMES))
     assert reader.labels.tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+@pytest.mark.parametrize("names", [("x_train", "y_train", {}), ("z", "c", {"image_key": "z", "label_key": "c"}),
+                                   ("images", "labels", {"image_key": "images"})])  # fmt: skip
+def test_numpy_arrays_that_are_not_images(tmp_path: Path, names: tuple[str, str, dict[str, str]]) -> None:
+    x, y, keys = names
+    values = {x: np.stack(VOLUMES[:6]).astype(">f4"), y: np.arange(6) % 3}
+    (tmp_path / "f").mkdir()
+    np.savez_compressed(tmp_path / "a.npz", **values)
+    for name, array in values.items():
+        np.save(tmp_path / "f" / f"{name}.npy", array)
+    places = [tmp_path / "a.npz", tmp_path / "f" / f"{x}.npy", *([] if keys else [tmp_path / "f"])]
+    for number, place in enumerate(places):
+        packer.convert(packer.open_source(place, **keys), "tar", tmp_path / str(number), run=packer.Run(workers=1))
+        reader = readers.open(tmp_path / str(number), "train")
+        assert reader.kinds == {"array": "array"} and reader.labels.tolist() == [0, 1, 2] * 2
+        np.testing.assert_array_equal(np.stack([reader.array(i) for i in range(6)]), values[x])
+
+
+@pytest.mark.parametrize(
+    ("files", "kinds", "label"),
+    [
+        ({"wav": wav(), "cls": b"1"}, {"audio": "file"}, 1),
+        ({"flac": b"fLaC", "json": b"{}", "txt": b"a"}, {"audio": "file", "json": "json", "txt": "file"}, -1),
+        ({"npy": saved(VOLUMES[0]), "cls": b"0"}, {"array": "array"}, 0),
+        ({"jpg": make_jpeg(1), "npy": saved(VOLUMES[0]), "wav": wav()}, {"image": "image"}, -1),
+    ],
+)
+def test_webdataset_tars_made_elsewhere(tmp_path: Path, files: dict[str, bytes], kinds: Any, label: int) -> None:
+    """One tar and a folder of shards; of samples with an image it stays the main field."""
+    (tmp_path / "in").mkdir()
+    for number in range(2):
+        with tarfile.open(tmp_path / "in" / f"a-{number:06}.tar", "w") as archive:
+            for i, (ending, data) in itertools.product(range(3), files.items()):
+                member = tarfile.TarInfo(f"{number}{i}.{ending}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    for source, count in ((tmp_path / "in", 6), (tmp_path / "in" / "a-000000.tar", 3)):
+        packer.convert(source, "hdf5", tmp_path / str(count), run=packer.Run(workers=1))
+        reader = readers.open(tmp_path / str(count), "train")
+        assert len(reader) == count and kinds.items() <= reader.kinds.items()
+        assert set(reader.labels.tolist()) == {label} and bytes(reader.read(0)) == next(iter(files.values()))
+
+
+def test_advise_says_what_to_do_without_images(tmp_path: Path) -> None:
+    tree(tmp_path / "in", {"a.npy": saved(VOLUMES[0]), "b.npy": saved(VOLUMES[1])})
+    with pytest.raises(SourceError, match=f"packed as they are:  packer convert {tmp_path / 'in'} --to hdf5"):
+        advise(tmp_path / "in")
 
 
 BAD = {

@@ -52,7 +52,7 @@ def output(*arguments: object, **options: Any) -> str:
 def test_the_main_job(tree: Path, tmp_path: Path) -> None:
     done = run_packer("convert", tree, "--to", "hdf5", "--workers", 2, cwd=tmp_path)
     assert done.stdout.startswith("images-hdf5: 45 samples (train 36, val 9), 3 classes, "), done.stderr
-    assert "in 2 hdf5 shards" in done.stdout and f"listing image folder {tree}" in done.stderr
+    assert "in 2 hdf5 shards" in done.stdout and f"listing folder {tree}" in done.stderr
     checked = output("verify", "images-hdf5", "--deep", "--against", tree, cwd=tmp_path)
     assert checked.startswith("images-hdf5: OK: 45 samples")
     shown = output("inspect", "images-hdf5", cwd=tmp_path)

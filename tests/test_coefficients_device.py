@@ -37,8 +37,7 @@ COMPILE = """
 import sys
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from readers.coefficients.device.pixels import PIXELS, make_pixels
-from readers.coefficients.device.rows import BLOCKS, decode_rows
+from readers.coefficients.device.kernels import BLOCKS, PIXELS, decode_rows, make_pixels
 
 tables = {"table": "*i64", "programs": "*i64", "samples": "*u8"}
 types = {"data": "*u8", **tables, "damaged": "*i32"}
@@ -74,8 +73,7 @@ def test_the_kernels_compile_for_gpus(targets: _Targets, tmp_path: Path) -> None
 
 def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("rows", "pixels"):
-        monkeypatch.delitem(sys.modules, f"readers.coefficients.device.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, "readers.coefficients.device.kernels", raising=False)
     from readers.coefficients.device.decoder import CoefficientDecoder
 
     with pytest.raises(MissingExtraError, match=r"pip install 'packer-vision\[triton\]'"):

@@ -83,7 +83,7 @@ def test_a_class_that_another_source_has_in_train_is_no_warning(tmp_path: Path) 
     a = tree("a", "train/cat/1.jpg", "train/dog/2.jpg", "val/eel/3.jpg", "val/fox/4.jpg", "val/cat/5.jpg")
     b = tree("b", "train/eel/5.jpg", "train/cat/6.jpg")
     c = tree("c", "train/fox/5.jpg", "train/cat/7.jpg")
-    warning = f"image folder {a}, image folder {b}: classes of val that train lacks: 'fox'"
+    warning = f"folder {a}, folder {b}: classes of val that train lacks: 'fox'"
     assert convert([a, b], tmp_path / "two").warnings == (warning,)
     assert convert([a, b, c], tmp_path / "all").warnings == ()
 
@@ -92,7 +92,7 @@ def test_sources_that_cannot_be_joined(three: list[Path], tmp_path: Path) -> Non
     link = tmp_path / "link"
     link.symlink_to(three[0])
     for other in (three[0], f"{three[0]}/", link):
-        with pytest.raises(SourceError, match=r"image folder .* is given twice"):
+        with pytest.raises(SourceError, match=r"folder .* is given twice"):
             convert([three[0], three[1], other], tmp_path / "out")
     numbers = tmp_path / "numbers.csv"
     numbers.write_text(f"path,label\n{three[0]}/train/cat/0.jpg,4\n")

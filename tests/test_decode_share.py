@@ -8,7 +8,7 @@ import random
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     images = {f"class{i % 3}/{i:03d}.{'png' if i % 6 == 5 else 'jpg'}": kinds[i % 6](i) for i in range(COUNT)}
     packer.convert(tree_of(root, images), to="tar", output=root.parent / "set", shards=packer.Shards(samples=40))
     return root.parent / "set"
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 @pytest.fixture

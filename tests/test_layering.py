@@ -44,7 +44,7 @@ ON_TORCH = (
 )  # fmt: skip
 KERNELS = (
     "readers.augment.kernel",
-    *(f"readers.coefficients.device.{name}" for name in ("pixels", "rows", "transforms")),
+    "readers.coefficients.device.kernels",
 )
 # Their classes derive from those of the frameworks.
 FRAMEWORKS = ("readers.frameworks.lightning", "readers.frameworks.transformers")

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,6 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def packed(photos: Path, pack: Callable[..., Path]) -> Path:
     return pack(photos, samples_per_shard=20)
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 BAD = (3, 17, 18, 40)

@@ -76,12 +76,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root.parent / "set"
 
 
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
-
-
 def flat(batch: tuple[Any, ...]) -> list[Any]:
     """The values of a batch; views one by one."""
     images = batch[0] if isinstance(batch[0], tuple) else (batch[0],)

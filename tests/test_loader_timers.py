@@ -7,7 +7,7 @@ import gc
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock, call
@@ -85,12 +85,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) 
     root = tmp_path_factory.mktemp("photos") / "images"
     images = {f"class{i % 5}/photo{i:03d}.jpg": make_jpeg(i, (40 + i % 3, 32)) for i in range(COUNT)}
     return pack(tree_of(root, images), samples_per_shard=20)
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, clock: Any, decode: int, augment: int = 0) -> None:

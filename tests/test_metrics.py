@@ -7,7 +7,7 @@ import logging
 import re
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +37,6 @@ DASHBOARD = Path(__file__).parent.parent / "examples/grafana.json"
 def packed(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) -> Path:
     files = {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, (16, 16)) for i in range(COUNT)}
     return pack(tree_of(tmp_path_factory.mktemp("metrics") / "images", files))
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 def loader_of(reader: Any, **options: Any) -> ImageLoader:

@@ -366,10 +366,10 @@ def header(shape: tuple[int, ...], dtype: str = "|u1", order: bool = False, leng
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(text) if length is None else length) + text
 
 
-def zipped(data: bytes, claims: int | None = None) -> bytes:
+def zipped(data: bytes, claims: int | None = None, name: str = "images.npy") -> bytes:
     memory = io.BytesIO()
     with zipfile.ZipFile(memory, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("images.npy", data)
+        archive.writestr(name, data)
     packed = bytearray(memory.getvalue())
     if claims is not None:
         at = packed.index(b"PK\1\2") + 24
@@ -381,10 +381,17 @@ def zipped(data: bytes, claims: int | None = None) -> bytes:
     ("name", "data", "message"),
     [
         ("images.npy", header((9, 4, 4)) + bytes(143), "for [9, 4, 4]: truncated"),
-        ("images.npy", header((2, 4, 4), "<f4") + bytes(128), "an array of float32, expected images of uint8; if its"),
+        (
+            "images.npy",
+            header((2, 4, 4), "<f4") + bytes(128),
+            "of float32, expected images of uint8: [n, height, width], with",
+        ),
+        ("x.npy", header((2,), "<f4") + bytes(8), "expected images of uint8, or other numbers [n, …]"),
+        ("x.npy", header((2, 2), "<M8[s]") + bytes(32), "expected images of uint8, or other numbers [n, …]"),
+        ("z.npz", zipped(header((2, 4, 4)) + bytes(32), name="z.npy"), "name the array of the samples with image_key"),
         ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds objects, which are pickled"),
         ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in the order of Fortran"),
-        ("images.npy", header((2, 5, 5, 7)) + bytes(350), "expected images [n, height, width]"),
+        ("images.npy", header((2, 5, 5, 7)) + bytes(350), "image_key='images'"),
         ("images.npy", header((2, 4, 4), length=60000) + bytes(32), "claims a header of 60,000 bytes"),
         ("images.npy", b"\x93NUMPY\1\0\x10\0" + b"__import__('os')" + bytes(9), "a header that cannot be read"),
         ("images.npz", zipped(header((9, 4, 4)) + bytes(9)), "truncated"),

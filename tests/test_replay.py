@@ -65,12 +65,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "set"
 
 
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed, "train") as opened:
-        yield opened
-
-
 # --- runs ---------------------------------------------------------------------------------------------------------
 def trained(
     reader: Any, kind: str, state: Any, world: int, batch: int, order: Any = None, **options: Any

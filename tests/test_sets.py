@@ -582,10 +582,10 @@ def test_a_set_does_not_say_in_which_folders_its_sources_were(tmp_path: Path) ->
         texts = [path.read_text() for path in root.glob("*") if path.name in ("dataset.json", "README.md")]
         assert len(texts) == 2 and not [text for text in texts if "jane" in text], root
     info = read_dataset_info(one)
-    assert info.made["source"] == "image folder one-images + image folder other-images"
+    assert info.made["source"] == "folder one-images + folder other-images"
     sources = [operation.arguments.get("source") for operation in info.history]
     assert sources[:3] == ["packed set other", "packed set third", "masks"]
-    assert read_dataset_info(home / "several").made["source"] == "image folder one-images, image folder other-images"
+    assert read_dataset_info(home / "several").made["source"] == "folder one-images, folder other-images"
 
 
 # --- the commands ----------------------------------------------------------------------------------------------------

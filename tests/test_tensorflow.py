@@ -15,7 +15,6 @@ import pytest
 from conftest import pack_few
 from loader_options import grouped
 
-import readers
 from readers.decode import decode_image
 from readers.loader import ImageLoader
 
@@ -30,12 +29,6 @@ def tf() -> Any:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_few(tmp_path_factory.mktemp("tensorflow"), COUNT, to="tfrecord", samples_per_shard=8)
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 def test_its_reader_finds_all_samples(tf: Any, reader: Any, packed: Path) -> None:

@@ -6,7 +6,6 @@ timm needs torchvision, which does not import beside torch's build for the CPU: 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +25,6 @@ COUNT = 12
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_few(tmp_path_factory.mktemp("timm"), COUNT, (48, 40))
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed) as opened:
-        yield opened
 
 
 @pytest.fixture

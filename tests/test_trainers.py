@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import os
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -43,12 +42,6 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tree_of(root / "images", files | {f"val/class{i % 3}/{i}.jpg": make_jpeg(50 + i, (8, 8)) for i in range(7)})
     packer.convert(root / "images", to="tar", output=root / "set", run=packer.Run(workers=1))
     return root / "set"
-
-
-@pytest.fixture
-def reader(packed: Path) -> Iterator[readers.Reader]:
-    with readers.open(packed, "train") as opened:
-        yield opened
 
 
 def make(reader: Any, kind: str, batch: int = BATCH, order: Any = ORDER, **sampler: Any) -> Any:

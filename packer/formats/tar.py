@@ -50,6 +50,7 @@ __all__ = [
     "FORMAT",
     "MAX_NAME_BYTES",
     "MAX_SIZE_BYTES",
+    "OTHER_EXTENSIONS",
     "RECORD_NAME",
     "Member",
     "end_of_archive",
@@ -308,6 +309,7 @@ def _spec(content: Any) -> ShardSpec:
 
 
 IMAGE_EXTENSIONS = "jpg;jpeg;png;webp;gif;bmp;tif;tiff;avif;heic;heif;jxl"
+OTHER_EXTENSIONS = {"array": "npy", "audio": "wav;flac;mp3;ogg;opus;m4a;aac;aiff"}  # main fields without an image
 _NAME_EXTENSION, _LABEL_EXTENSION = "__name__", "cls"
 _NAME_SUFFIX, _LABEL_SUFFIX = b".__name__", b".cls"
 _SPLIT_NAME = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$", re.DOTALL)  # webdataset/tariterators.py, base_plus_ext
@@ -543,12 +545,15 @@ class _Group:
     def sample(self) -> Located:
         options, ranges, left_behind = self._options, dict[str, tuple[int, int]](), list[str]()
         names = dict(self._names or {})
-        wanted = (options.image_key or IMAGE_EXTENSIONS).split(";")
-        image_extension = next((extension for extension in wanted if extension in self.members), None)
+        known = {"image": options.image_key or IMAGE_EXTENSIONS} | ({} if options.image_key else OTHER_EXTENSIONS)
+        firsts = (
+            (field, name) for field, wanted in known.items() for name in wanted.split(";") if name in self.members
+        )
+        main, main_extension = next(firsts, ("image", None))
         for extension, member in self.members.items():
             if extension in (options.label_key or _LABEL_EXTENSION, _NAME_EXTENSION):
                 continue
-            field = "image" if extension == image_extension else _field_of(extension, options)
+            field = main if extension == main_extension else _field_of(extension, options)
             if not is_field(field):
                 left_behind.append(extension)
                 continue
@@ -557,7 +562,7 @@ class _Group:
             ranges[field] = (member.offset, member.size)
             if self._names is None and not extension.endswith("json"):
                 names[field] = f"{self._key}.{member.name.rpartition('/')[2].split('.', 1)[1]}"
-        return Located(self._key, self._label, ranges, names, left_behind=tuple(left_behind))
+        return Located(self._key, self._label, ranges, names, left_behind=tuple(left_behind), main=main)
 
 
 def _field_of(extension: str, options: LocateOptions) -> str:

@@ -141,7 +141,7 @@ _OWN = (
     ),
     _entry(
         "numpy", "a NumPy file (.npz, .npy, or a folder of images.npy and labels.npy)", "numpy_arrays:NumpySource",
-        magic=((0, b"\x93NUMPY"),), claims=is_npz, suffixes=(".npz", ".npy"),
+        "image_key label_key", magic=((0, b"\x93NUMPY"),), claims=is_npz, suffixes=(".npz", ".npy"),
         recognises=is_arrays,
     ),
     _entry(

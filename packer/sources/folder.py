@@ -51,7 +51,7 @@ class FolderSource:
 
     @property
     def title(self) -> str:
-        return f"folder {self.root}" if self.fields else f"image folder {self.root}"
+        return f"folder {self.root}"
 
     @property
     def identity(self) -> str:

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from cache.errors import SourceError
 from cache.messages import plural, quoted
 from packer.formats import REGISTRY as FORMATS
+from packer.formats.tar import OTHER_EXTENSIONS
 from packer.sources.tables import TABLE_SUFFIXES, is_field_name
 from readers.layout import DATASET_FILE
 from readers.opening.tree import SPLIT_NAMES, TreeFiles, TreeSplit, has_image_suffix
@@ -65,6 +66,7 @@ __all__ = [
     "metadata_files",
     "parquet_files",
     "shard_files",
+    "shows_main",
     "splits_of_arrays",
     "yolo_folders",
 ]
@@ -162,10 +164,15 @@ class MainField(NamedTuple):
     suffixes: tuple[str, ...] = ()
 
 
-_MAIN_FIELDS = (
-    MainField("array", "array", (".npy",)),
-    MainField("audio", "file", (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".aac", ".aiff")),
+_MAIN_FIELDS = tuple(
+    MainField(name, "file" if name == "audio" else name, tuple(f".{extension}" for extension in extensions.split(";")))
+    for name, extensions in OTHER_EXTENSIONS.items()
 )
+
+
+def shows_main(main: MainField) -> Callable[[str], bool]:
+    """Whether a file has the main field, by its name."""
+    return (lambda name: name.lower().endswith(main.suffixes)) if main.suffixes else has_image_suffix
 
 
 def main_of(names: Iterable[str]) -> MainField:

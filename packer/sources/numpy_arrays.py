@@ -4,9 +4,10 @@
     x.npz                         both in one file, as numpy.savez and savez_compressed write it
     images.npy                    the path of the images themselves; labels.npy in the same folder is read, too
 
-Labels are integers or class names, [n] or [n, 1]; names are numbered in sorted order. Images become PNG and are read
-one at a time, so that the size of an array does not matter. Nothing is unpickled. If both the second and the last
-dimension could be the channels (1, 3 or 4), the last one is taken.
+Labels are integers or class names, [n] or [n, 1]; names are numbered in sorted order. Images become PNG. Other numbers
+[n, …] are samples without an image: the field `array`, with their dtype; so are images under a name that states none,
+such as x, in another dtype. Both are read one at a time, so that the size of an array does not matter. Nothing is
+unpickled. If both the second and the last dimension could be the channels (1, 3 or 4), the last one is taken.
 
     .npy    93 "NUMPY", version, length of the header, header (dtype, order and shape), values
 
@@ -17,6 +18,8 @@ from __future__ import annotations
 
 import io
 import math
+import os
+import re
 import tokenize
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +32,7 @@ from cache.errors import SourceError
 from cache.messages import listed
 from packer.sources.base import SourceListing, refusing
 from packer.sources.layouts import splits_of_arrays
-from packer.sources.pixels import PixelBlock, PixelSource, ZipMember, check_image_bytes
+from packer.sources.pixels import ArrayBlock, PixelBlock, PixelSource, ZipMember, check_image_bytes
 from packer.sources.shards import split_of_name
 from packer.sources.streams import ByteFile, PlainFile
 from packer.sources.tables import Table, number_labels
@@ -43,6 +46,7 @@ _MAX_MEMBERS = 1000
 _MAX_LABEL_BYTES = 1 << 30
 _MAX_IMAGES = 1 << 31
 _MAX_RATIO = 1032  # of deflate
+_SAVE = "if its values run from 0 to 1, save  (255 * x).round().astype('uint8')"
 
 
 class _Array(NamedTuple):
@@ -63,24 +67,52 @@ class _Array(NamedTuple):
 
 
 class NumpySource(PixelSource):
-    """The images and labels in the NumPy arrays at `root`: a folder, a .npz, or the .npy with the images."""
+    """The samples and labels in the NumPy arrays at `root`: a folder, a .npz, or the .npy with the samples.
+
+    image_key, label_key: the names of the two arrays, without .npy, if they are not among the usual ones.
+    """
 
     kind = "NumPy arrays"
+
+    def __init__(
+        self, root: str | os.PathLike[str], image_key: str | None = None, label_key: str | None = None
+    ) -> None:
+        super().__init__(root)
+        self._keys = image_key, label_key
 
     def list_files(self, split: str | None) -> SourceListing:
         self._sizes: dict[str, int] = {}  # of the members of a .npz
         names = self._names()
         wanted = splits_of_arrays(list(names))
-        if not wanted:
+        samples, labels = self._keys
+        if samples or (labels and len(wanted) == 1):
+            samples = samples or next(iter(wanted.values()))[0]
+            beside = dict(wanted.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
+            wanted = {"": (samples, labels or beside)}
+        if not wanted or not {name for pair in wanted.values() for name in pair} <= {*names, ""}:
             raise SourceError(
-                f"{self.root}: no arrays called images and labels, or x and y (train_images, x_train); it has "
-                f"{listed([*names], 20) or 'none'}; an archive of an array a sample is a tar, or its folder"
+                f"{self.root}: no arrays called {samples or 'images'} and {labels or 'labels'}, or x and y "
+                f"(train_images, x_train); it has {listed([*names], 20) or 'none'}: name the array of the samples with "
+                f"image_key=NAME, that of the labels with label_key=NAME. An archive of an array a sample is a tar, or "
+                f"its folder"
             )
         if len(wanted) > 1 and "" in wanted:
             raise SourceError(f"{self.root}: {wanted['']} belongs to no split, but others do; move it away")
-        listing, every = self.begin(), {}
+        listing = self.begin()
+        every: dict[str, tuple[PixelBlock, list[Any]]] = {}
         for name, (images, labels) in wanted.items():
-            block = _block(self._array(names[images]))
+            block = _block(array := self._array(names[images]), bool(self._keys[0]))
+            if (
+                isinstance(block, ArrayBlock)
+                and not self._keys[0]
+                and array.dtype.kind == "f"
+                and len(array.shape) in (3, 4)
+            ):
+                listing.warnings.append(f"{array.name}: packed as arrays of {array.dtype}; for images, {_SAVE}")
+            if every and type(block) is not type(next(iter(every.values()))[0]):
+                raise SourceError(
+                    f"{array.name}: holds images, and another split arrays, or the reverse; convert each apart"
+                )
             found = self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
             every[name or split or split_of_name(self.root.stem)] = (block, found)
         values = [value for _, labels in every.values() for value in labels]
@@ -103,6 +135,8 @@ class NumpySource(PixelSource):
             beside = [path.name.removesuffix(".npy") for path in sorted(self.root.parent.glob("*.npy"))]
             own = self.root.name.removesuffix(".npy")
             labels = dict(splits_of_arrays(beside).values())
+            if self._keys[1] in beside:
+                labels[own] = self._keys[1]
             if own not in labels:
                 return {"images": self.root.name}
             files = [self.root.name, *([f"{labels[own]}.npy"] if labels[own] else [])]
@@ -175,21 +209,28 @@ class NumpySource(PixelSource):
         return (np.char.decode(labels, "utf-8", "replace") if labels.dtype.kind == "S" else labels).tolist()  # type: ignore[no-any-return]
 
 
-def _block(array: _Array) -> PixelBlock:
-    """The block of images in an array. Raises SourceError if its dtype or shape is not that of images."""
-    shape = array.shape
-    if array.dtype != np.uint8:
-        raise SourceError(
-            f"{array.name}: an array of {array.dtype}, expected images of uint8; if its values run from 0 to 1, save  "
-            f"(255 * x).round().astype('uint8')"
-        )
+def _block(array: _Array, is_named: bool) -> PixelBlock:
+    """The block of images or other arrays in an array. Raises SourceError if it has neither.
+
+    is_named: it was chosen by name, and not as images by their usual name.
+    """
+    shape, kind = array.shape, array.dtype.kind
     planes = len(shape) == 4 and shape[3] not in _CHANNELS
     sides = (shape[2], shape[3], shape[1]) if planes else (*shape[1:], 0)[:3]
-    if len(shape) not in (3, 4) or (len(shape) == 4 and sides[2] not in _CHANNELS) or shape[0] > _MAX_IMAGES:
+    is_images = array.dtype == np.uint8 and len(shape) in (3, 4) and (len(shape) == 3 or sides[2] in _CHANNELS)
+    if not (is_images or is_named) and re.search("image|imgs", (array.member or array.path.name).lower()):
         raise SourceError(
-            f"{array.name}: an array {list(shape)}, expected images [n, height, width], with 1, 3 or 4 channels "
-            f"[n, height, width, channels] or [n, channels, height, width]"
+            f"{array.name}: an array {list(shape)} of {array.dtype}, expected images of uint8: [n, height, width], "
+            f"with 1, 3 or 4 channels [n, height, width, channels] or [n, channels, height, width]; {_SAVE}, or pack "
+            f"it as arrays, by naming it:  image_key={(array.member or array.path.name).removesuffix('.npy')!r}"
         )
-    check_image_bytes(array.name, math.prod(shape[1:]))
+    if len(shape) < 2 or kind not in "biufc" or not 0 < array.dtype.itemsize <= 16 or shape[0] > _MAX_IMAGES:
+        raise SourceError(
+            f"{array.name}: an array {list(shape)} of {array.dtype}, expected images of uint8, or other numbers [n, …]"
+        )
+    check_image_bytes(array.name, math.prod(shape[1:]) * array.dtype.itemsize)
+    options: Any = {"start": array.start, "member": array.member}
+    if not is_images:
+        return ArrayBlock(array.path, shape[0], 0, 0, dtype=array.dtype.str, shape=shape[1:], **options)
     height, width, channels = sides
-    return PixelBlock(array.path, shape[0], height, width, channels, array.start, planes=planes, member=array.member)
+    return PixelBlock(array.path, shape[0], height, width, channels, planes=planes, **options)

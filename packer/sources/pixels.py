@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -17,19 +18,21 @@ from cache.errors import SourceError
 from packer.formats.base import Arena, png_of
 from packer.sources.base import FileSource, SourceListing, numbered, refusing
 from packer.sources.streams import ByteFile, open_bytes
+from readers.fields import encode_field
 from readers.table import Buffer
 
-__all__ = ["PixelBlock", "PixelSource", "ZipMember", "check_image_bytes"]
+__all__ = ["ArrayBlock", "PixelBlock", "PixelSource", "ZipMember", "check_image_bytes"]
 
 _MAX_IMAGE_BYTES = 1 << 28
+_NPY_BYTES = 4096  # above the header of any array
 _PNG_BYTES = 128  # the signature, the chunks IHDR and IEND, and the framing of the data
 _CHUNK = 1 << 14  # deflate stores incompressible data in blocks, each with a few bytes of overhead
 
 
 def check_image_bytes(where: object, count: int) -> None:
-    """Raise SourceError unless an image of `count` raw bytes is of plausible size."""
+    """Raise SourceError unless an image or array of `count` raw bytes is of plausible size."""
     if not 0 < count <= _MAX_IMAGE_BYTES:
-        raise SourceError(f"{where}: images of {count:,} bytes each, expected from 1 to {_MAX_IMAGE_BYTES:,}")
+        raise SourceError(f"{where}: samples of {count:,} bytes each, expected from 1 to {_MAX_IMAGE_BYTES:,}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +79,32 @@ class PixelBlock:
             return np.moveaxis(flat.reshape(self.channels, self.height, self.width), 0, -1)
         return flat.reshape(self.height, self.width, self.channels)
 
+    def encoded(self, record: Buffer) -> Buffer:
+        """The main field of a record."""
+        return png_of(self.pixels(record))
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayBlock(PixelBlock):
+    """Records that are arrays of numbers instead of images. dtype, shape: of each."""
+
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+
+    @property
+    def record_bytes(self) -> int:
+        return np.dtype(self.dtype).itemsize * math.prod(self.shape)
+
+    @property
+    def image_bytes(self) -> int:
+        return self.record_bytes + _NPY_BYTES
+
+    def encoded(self, record: Buffer) -> Buffer:
+        return encode_field("array", np.frombuffer(record, self.dtype).reshape(self.shape))
+
 
 class PixelSource(FileSource):
-    """A source of `PixelBlock`s. `list_files` calls `begin`, then `add` for each split.
+    """A source of `PixelBlock`s, all images or all arrays. `list_files` calls `begin`, then `add` for each split.
 
     Place: (number of the block, number of the image in it). has_json: whether samples have a field json (`json_of`).
     """
@@ -100,6 +126,8 @@ class PixelSource(FileSource):
 
     def add(self, listing: SourceListing, split: str, blocks: Sequence[PixelBlock], labels: Any) -> None:
         """Add a split of these blocks to the listing. labels: int64 [images], -1 for none."""
+        if isinstance(blocks[0], ArrayBlock):
+            listing.fields = {"array": "array"}
         counts = [block.count for block in blocks]
         numbers = np.repeat(np.arange(len(self.blocks), len(self.blocks) + len(blocks)), counts)
         inside = [np.arange(count) for count in counts]
@@ -130,7 +158,7 @@ class PixelReader:
             self._files[key] = self._opened.enter_context(block.open())
         record = arena.rest()[: block.record_bytes]
         self._files[key].read_into(block.start + index * block.record_bytes, record)
-        image = png_of(block.pixels(record))
+        image = block.encoded(record)
         return (image, self._source.json_of(block, index)) if self._source.has_json else (image,)
 
 

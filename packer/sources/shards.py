@@ -107,8 +107,10 @@ def split_of_name(name: str) -> str:
 
 
 def field_kinds(names: Iterable[str], main: str = "image") -> dict[str, str]:
-    """The kinds of fields with these names. The main field comes first, and its kind has the same name."""
-    return {main: main} | {name: "json" if name == "json" else "file" for name in names if name != main}
+    """The kinds of fields with these names. The main field, which is image, array or audio, comes first."""
+    return {main: "file" if main == "audio" else main} | {
+        name: "json" if name == "json" else "file" for name in names if name != main
+    }
 
 
 class ClassNames:
@@ -278,7 +280,7 @@ class _Samples:
             )
         if not self._parts:
             self._main, self._fields = sample.main, {sample.main: 0}
-        elif sample.main != self._main:
+        elif sample.main != self._main and (sample.place or self._main != "image"):
             raise FormatError(
                 f"{self._files[-1]}: holds {sample.main}s, and files before it {self._main}s; convert it apart"
             )
@@ -289,10 +291,11 @@ class _Samples:
         for name in sample.ranges:
             self._fields.setdefault(name, len(self._fields))
         self._left_behind |= dict.fromkeys(sample.left_behind)
-        self._has_image |= bool(sample.fault or sample.place or "image" in sample.ranges)
+        has_main = self._main in sample.ranges
+        self._has_image |= bool(sample.fault or sample.place or has_main)
         part = self._parts.setdefault(sample.split or self._split, _Part(sample.split))
         part.widen(len(self._fields))
-        what = sample.fault or sample.place or (None if "image" in sample.ranges else "the sample has no image")
+        what = sample.fault or sample.place or (None if has_main else f"the sample has no {self._main}")
         ranges = tuple((*at, self._fields[name]) for name, at in sample.ranges.items())
         size = sum(length for _, length in sample.ranges.values()) or sample.bytes
         names = [sample.names.get(name, "") for name in self._fields]

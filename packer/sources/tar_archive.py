@@ -9,7 +9,7 @@ n01440764.tar count as files in a folder n01440764, and are read directly from t
 
 A tar with the labels of samples in separate members is a WebDataset shard: see `packer.sources.shards`. So is a tar
 with all images in one folder, if most of them have a file of the same name next to them, such as a caption: 0.jpg,
-0.txt.
+0.txt. Without images, audio or .npy files are the samples.
 
 Place: (offset of the data in the unpacked archive, bytes, whether another sample has the same data).
 """
@@ -31,9 +31,9 @@ from packer.formats.tar import Member, walk
 from packer.registry import HEAD_BYTES
 from packer.sources.base import FileSource, SourceListing, SourceReader
 from packer.sources.folder import ArchiveMember, inner_name, list_members
+from packer.sources.layouts import main_of, shows_main
 from packer.sources.shards import ShardSource
 from packer.sources.streams import PlainFile, StreamKeeper, StreamWindow, UnpackedStream, compression_of
-from readers.opening.tree import has_image_suffix
 from readers.table import Buffer
 
 __all__ = ["TarSource"]
@@ -220,13 +220,14 @@ def _target(member: Member) -> str:
 def _is_webdataset(names: Sequence[str]) -> bool:
     """Whether these are the members of a WebDataset shard, with labels in separate members."""
     samples = {_split_name(name)[0] for name in names if _split_name(name)[1] in _WEBDATASET_EXTENSIONS}
-    return bool(samples) and any(_split_name(name)[0] in samples for name in names if has_image_suffix(name))
+    return any(_split_name(name)[0] in samples for name in filter(shows_main(main_of(names)), names))
 
 
 def _has_pairs(names: Sequence[str]) -> bool:
     """Whether all images are in one folder, and most have another file of the same name next to them."""
-    images = {_split_name(name)[0] for name in names if has_image_suffix(name)}
-    others = {_split_name(name)[0] for name in names if not has_image_suffix(name)}
+    has_main = shows_main(main_of(names))
+    images = {_split_name(name)[0] for name in names if has_main(name)}
+    others = {_split_name(name)[0] for name in names if not has_main(name)}
     one_folder = len({posixpath.dirname(key) for key in images}) == 1
     return one_folder and 2 * len(images & others) > len(images)
 

@@ -853,7 +853,11 @@ def advise(
     with without_gc():
         listing = opened.list(split)
     if "image" not in listing.fields:
-        raise SourceError(f"{opened.title}: has no images: its fields are {', '.join(listing.fields) or 'none'}")
+        names = ", ".join(listing.fields) or "none"
+        raise SourceError(
+            f"{opened.title}: has no images, which advise compares in several sizes and codecs (fields: {names}); "
+            f"others are packed as they are:  packer convert {quoted(root)} --to hdf5"
+        )
     sample = _draw(opened, listing, samples, seed, watcher)
     share = len(sample.images) / sample.drawn
     splits = {name: max(1, round(len(part) * share)) for name, part in listing.splits.items() if len(part)}

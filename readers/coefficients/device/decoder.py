@@ -92,11 +92,10 @@ class CoefficientDecoder:
     """
 
     def __init__(self, device: torch.device) -> None:
-        from readers.coefficients.device import pixels, rows
+        from readers.coefficients.device import kernels
 
         self.device, self.name = device, f"{MEDIUM}/{device.type}"
-        self._rows: Any = rows
-        self._pixels: Any = pixels
+        self._kernels: Any = kernels
 
     def upload(self, images: Sequence[Buffer], shapes: Sequence[Shape]) -> Uploaded:
         """Copy images to the device, in one copy on the current stream. shapes: from `vetted_shape`, of each image."""
@@ -116,7 +115,7 @@ class CoefficientDecoder:
         if not regions:
             return []
         boxes = [stored_box(*one) for one in zip(uploaded.shapes, regions, strict=True)]
-        plan = _plan(uploaded, boxes, [region.coarse for region in regions], self._pixels.PIXELS)
+        plan = _plan(uploaded, boxes, [region.coarse for region in regions], self._kernels.PIXELS)
         parts = self._to_device(plan)
         samples = torch.empty(plan.samples, dtype=torch.uint8, device=self.device)
         pixels = torch.empty(plan.pixels, dtype=torch.uint8, device=self.device)
@@ -124,10 +123,10 @@ class CoefficientDecoder:
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             for size, programs in parts.row_programs.items():
                 given = (uploaded.data, parts.rows, programs, samples, damaged)
-                kernel = self._rows.decode_rows[(len(programs),)]
-                kernel(*given, BLOCKS=self._rows.BLOCKS, SIZE=size, **_OPTIONS)
-            kernel = self._pixels.make_pixels[(len(parts.box_programs),)]
-            kernel(parts.boxes, parts.box_programs, samples, pixels, PIXELS=self._pixels.PIXELS, **_OPTIONS)
+                kernel = self._kernels.decode_rows[(len(programs),)]
+                kernel(*given, BLOCKS=self._kernels.BLOCKS, SIZE=size, **_OPTIONS)
+            kernel = self._kernels.make_pixels[(len(parts.box_programs),)]
+            kernel(parts.boxes, parts.box_programs, samples, pixels, PIXELS=self._kernels.PIXELS, **_OPTIONS)
         return [
             _damaged(shape) if is_damaged else Picture(pixels[at : at + 3 * h * w].view(3, h, w), shape.orientation)
             for shape, (h, w), at, is_damaged in zip(
