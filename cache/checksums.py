@@ -85,8 +85,10 @@ class JoinedChecksum:
             self._crc = crc32c(data, self._crc)
             self._bytes += len(data)
         if length:
-            self._parts += (self._crc, self._bytes, crc, length)
-            self._crc = self._bytes = 0
+            if self._bytes:
+                self._parts += (self._crc, self._bytes)
+                self._crc = self._bytes = 0
+            self._parts += (crc, length)
             if len(self._parts) >= _BLOCK_NUMBERS:
                 self._join()
 
