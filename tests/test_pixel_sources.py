@@ -382,8 +382,8 @@ def zipped(data: bytes, claims: int | None = None) -> bytes:
     [
         ("images.npy", header((9, 4, 4)) + bytes(143), "for [9, 4, 4]: truncated"),
         ("images.npy", header((2, 4, 4), "<f4") + bytes(128), "an array of float32, expected images of uint8; if its"),
-        ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds objects, which are pickled"),
-        ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in the order of Fortran"),
+        ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds pickled objects"),
+        ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in Fortran order"),
         ("images.npy", header((2, 5, 5, 7)) + bytes(350), "expected images [n, height, width]"),
         ("images.npy", header((2, 4, 4), length=60000) + bytes(32), "claims a header of 60,000 bytes"),
         ("images.npy", b"\x93NUMPY\1\0\x10\0" + b"__import__('os')" + bytes(9), "a header that cannot be read"),

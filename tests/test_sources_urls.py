@@ -265,7 +265,7 @@ def test_what_does_not_pass_is_given_up_at_once(server: Server, answer: Answer, 
 def test_a_stall_ends(server: Server) -> None:
     """Also where bytes come now and then, so that no read of the connection takes long."""
     server.answers["/1.jpg"] = [stall]
-    with pytest.raises(BadSampleError, match=r"no whole answer in 0\.3 s \(2 attempts\)"):
+    with pytest.raises(BadSampleError, match=r"no full answer in 0\.3 s \(2 attempts\)"):
         fetcher(timeout=0.3, attempts=2).fetch(server.url + "/1.jpg")
 
 

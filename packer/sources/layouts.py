@@ -191,7 +191,9 @@ def main_named(fields: Mapping[str, str], where: object) -> MainField | None:
     name, _, kind = name.partition(":")
     suffixes = tuple(suffix.lower().split(","))
     if more or not all(suffix[:1] == "." and suffix[1:] for suffix in suffixes):
-        raise SourceError(f"{where}: of a folder one field is named by how its files end: --field cloud:file=.las,.laz")
+        raise SourceError(
+            f"{where}: a folder takes one field, with the extensions of its files: --field cloud:file=.las,.laz"
+        )
     if not is_field_name(name) or kind not in ("array", "file", "text", "json", ""):
         raise SourceError(
             f"{where}: the field of a folder is NAME:array, NAME:file, NAME:text or NAME:json, not {name!r}"
@@ -612,7 +614,7 @@ def _known(folders: set[str], classes: Sequence[str]) -> Found:
             what = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
             return what, above.rpartition("/")[0]
         if year and "annotations" in beside:
-            return f"holds COCO ({base}), with several labels an image, in JSON files", above
+            return f"holds COCO ({base}), with several labels per image, in JSON files", above
         if year and base in classes:
             return f"looks like COCO ({base}) without its annotations; for the images alone", folder, year[1]
         if base == "JPEGImages" and beside & {"Annotations", "ImageSets"}:
@@ -671,16 +673,16 @@ def _warnings(
         yield f"{ONE_CLASS}, {classes[0]!r}; if that folder is not a class, {_command(where, str(folder))}"
     strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
     if strange and len(classes) > 1:
-        yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
+        yield f"folders taken as classes: {_listed(strange)}; if they are classes, pass  layout='tree'"
     for name, count in unlabelled.items() if labelled else ():
         if count == len(labels[name]) > 0:
-            yield f"no image of {name} has a label (they are in no folder of a class), but those of others have"
+            yield f"no image of {name} has a label (none is in a class folder), but images of other splits have"
         elif count:
-            yield f"{plural(count, 'image')} of {name} right under its folder, without a label, next to labelled ones"
+            yield f"{plural(count, 'image')} of {name} directly in its folder without a label, next to labelled ones"
     used = {label for its in labels.values() for label in _used(its)}
     empty = [name for label, name in enumerate(classes) if label not in used]
     if used and empty and whole:
-        yield f"classes without a file named like an image: {_listed(empty)}; they count as labels anyway"
+        yield f"classes without a file named like an image: {_listed(empty)}; they still get label numbers"
     yield from lacking_in_train(labels, classes)
 
 
@@ -693,14 +695,14 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
     if table is not None:
         command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
         what = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
-        yield f"{table!r} is a table that is not read; if it has the labels of the images, {what}"
+        yield f"{table!r} is a table, which is not read; if it has the labels of the images, {what}"
     beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
     images = (path for part in splits.values() for path in part.files.paths()) if beside else ()
     named = [beside[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in beside]
     if named:
         yield (
-            f"{plural(len(named), 'file')} called like the image beside it, such as {named[0]!r}, left out: to read "
-            f"boxes of YOLO put classes.txt there; of captions write a table for --field caption:text=COLUMN"
+            f"{plural(len(named), 'file')} left out, named like an image in the same folder, such as {named[0]!r}: to "
+            f"read boxes of YOLO add classes.txt; for captions write a table, and use --field caption:text=COLUMN"
         )
 
 

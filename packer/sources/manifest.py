@@ -108,8 +108,8 @@ class ManifestSource(FileSource):
         listing = ManifestListing(table, columns, self.folder, split).listing()
         if columns.label is None and columns.metadata:
             listing.warnings.append(
-                f"{self.root}: no column is called label or the like, so no image has a label; it has "
-                f"{listed([*map(repr, columns.metadata)], 20)}: name the one with labels with  label_column='COLUMN'"
+                f"{self.root}: no column is called label, class, target, …, so no image has a label; it has "
+                f"{listed([*map(repr, columns.metadata)], 20)}: if one holds labels, pass  label_column='COLUMN'"
             )
         return listing
 

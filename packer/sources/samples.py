@@ -116,7 +116,7 @@ class SampleForm:
                 kinds[name] = TARGET
         labels = [name for name, kind in kinds.items() if kind in (LABEL, TARGET)]
         if len(labels) > 1:
-            raise SourceError(f"a sample has one label, but {', '.join(labels)} are called one; drop all but one")
+            raise SourceError(f"a sample has one label, but {', '.join(labels)} are labels; drop all but one")
         images = [name for name, kind in kinds.items() if kind == "image"]
         others = [(name, kind) for name, kind in kinds.items() if name.lower() not in _IMAGES]
         mains = images or [name for main in _MAINS for name, kind in others if kind == main]
@@ -130,7 +130,9 @@ class SampleForm:
                 members[name] = (_field_of(name, kind), kind)
         rest = tuple(name for name, kind in kinds.items() if kind == "json" and fields is None)
         if rest and "json" in [field for field, _ in members.values()]:
-            raise SourceError("a member called json is no JSON, and others are; say what each is with  fields=")
+            raise SourceError(
+                "the member json is not JSON, but other members are; state the kind of each with  fields="
+            )
         if len({field for field, _ in members.values()}) < len(members):
             raise SourceError(f"two members would be the same field: {', '.join(members)}; rename or drop one")
         classed = next((name for name in labels if kinds[name] == LABEL), "")
@@ -148,9 +150,9 @@ class SampleForm:
         """Warnings about members that `fields` does not mention, and about those it names that no sample has."""
         found = []
         if self.unnamed:
-            found.append(f"fields= does not name {listed(self.unnamed)}, so that is left out ('drop' says so)")
+            found.append(f"fields= does not name {listed(self.unnamed)}, so it is left out; 'drop' makes that explicit")
         if self.unseen:
-            found.append(f"fields= names {listed(self.unseen)}, which no sample has that was looked at")
+            found.append(f"fields= names {listed(self.unseen)}, which none of the examined samples has")
         return found
 
     def payloads(self, sample: Any) -> list[Buffer | None]:
@@ -184,13 +186,13 @@ class SampleForm:
             if name not in self.rest:
                 what = f"has no field {name!r}; it has {', '.join((*self.members, *self.rest))}"
             elif hasattr(value, "__array__") and len(getattr(value, "shape", "")):
-                what = f"has an array as {name!r}, which the samples before have as JSON"
+                what = f"has an array as {name!r}, which is JSON in earlier samples"
             else:
                 continue
             known = {*self.members, self.label, *self.rest}
             others = {its: _kind(its, found) for its, found in values.items() if its not in known and found is not None}
             raise SourceError(
-                f"{what}. Fields are made for what the first samples hold; say what every member is with  "
+                f"{what}. The first samples decide the fields; state the kind of every member with  "
                 f"fields={self._named(others | {name: _kind(name, value)})!r}  (or 'drop')"
             )
 
@@ -207,7 +209,7 @@ class SampleForm:
     def _target(self, value: Any) -> bytes:
         """The bytes of the field `target`. Raises BadSampleError."""
         if value is None:
-            raise BadSampleError("has no label, and others have")
+            raise BadSampleError("has no label, but others have")
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value) and self.classes:
             return Targets(len(self.classes), classes=self.classes).payload(value)
         return bytes(_payload(TARGET, TARGET, value) or b"")
@@ -229,7 +231,7 @@ class SampleForm:
         number = _as_number(label)
         limit = len(self.classes) or _MAX_LABEL
         if number is None or not NO_LABEL <= number < limit:
-            other = f"; where labels are no class numbers, say so with  fields={{…, {self.label or LABEL!r}: 'target'}}"
+            other = f"; for labels that are not class numbers pass  fields={{…, {self.label or LABEL!r}: 'target'}}"
             raise BadSampleError(
                 f"its label is {label!r:.80}, expected a whole number from 0 to {limit - 1}, or -1 for none"
                 f"{other if number is None else ''}"
@@ -241,7 +243,7 @@ class SampleForm:
 def _members(sample: Any) -> Mapping[str, Any]:
     if isinstance(sample, Mapping):
         if not all(isinstance(name, str) for name in sample):
-            raise BadSampleError(f"is a dictionary with other keys than names: {list(sample)!r:.80}")
+            raise BadSampleError(f"is a dictionary whose keys are not all text: {list(sample)!r:.80}")
         return sample
     if isinstance(sample, tuple | list):
         return {str(number): value for number, value in enumerate(sample)}
@@ -433,7 +435,7 @@ def _mask(value: Any) -> Any:
         whole = array.astype(np.int64)
     if not np.array_equal(whole, array):
         raise BadSampleError(
-            "a mask is of whole numbers; as  fields={…, 'mask': 'array'}  it is packed as it is, and does not follow "
+            "a mask has whole numbers; as  fields={…, 'mask': 'array'}  it is packed unchanged, and does not follow "
             "flips and crops"
         )
     return whole
@@ -450,7 +452,7 @@ def _file(path: str) -> bytes:
         data = read_regular(path, _MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise BadSampleError(
-            f"names the file {path!r:.200}, which cannot be read: {error}; hand its bytes out"
+            f"names the file {path!r:.200}, which cannot be read: {error}; return its bytes instead"
         ) from error
     if not sniff(data):
         raise BadSampleError(f"names the file {path!r:.200}, which is not an image")

@@ -280,7 +280,7 @@ class _Samples:
             self._main, self._fields = sample.main, {sample.main: 0}
         elif sample.main != self._main:
             raise FormatError(
-                f"{self._files[-1]}: holds {sample.main}s, and files before it {self._main}s; convert it apart"
+                f"{self._files[-1]}: holds {sample.main}s, and files before it {self._main}s; convert it separately"
             )
         self._classes.add(sample)
         label = sample.label
@@ -315,7 +315,7 @@ class _Samples:
         if self._unnumbered:
             self._number_names(listing)
         if self._left_behind:
-            listing.warnings.append(f"{self._path}: features left behind: {', '.join(sorted(self._left_behind))}")
+            listing.warnings.append(f"{self._path}: features left out: {', '.join(sorted(self._left_behind))}")
         labels = np.concatenate([part.labels for part in listing.splits.values()])
         labels = labels[labels != NO_LABEL]
         if wrong and labels.min() == 0:
@@ -335,8 +335,8 @@ class _Samples:
             unknown = [name for name in names if name not in known]
             if unknown:
                 raise SourceError(
-                    f"{self._path}: some samples have a number for a label, and others only the name "
-                    f"{unknown[0]!r:.80}, for which no sample has a number"
+                    f"{self._path}: some labels are numbers, others only the name "
+                    f"{unknown[0]!r:.80}, whose number no sample has"
                 )
         elif all(re.fullmatch("[0-9]{1,9}", name) for name in names):
             known = {name: int(name) for name in names}
@@ -357,7 +357,7 @@ class _Samples:
             nothing = Strings.of([""] * n)
             keys = self._keys_by_file(part) if len(self._files) > 1 else part.keys
             if len(repeated(lambda: keys, n)):
-                listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
+                listing.warnings.append(f"{self._path}: keys or file names occur twice, so samples are named by number")
                 keys = self._keys_by_number(part)
             part.keys, part.names = keys, FieldNames(*[nothing] * len(self._fields))
         check_names(part.keys, str(self._path))

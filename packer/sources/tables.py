@@ -293,7 +293,7 @@ def number_labels(
     if joined:
         warnings.append(
             f"{table.path}: labels such as {joined[0]!r} look like several in one, but each is a separate class "
-            f"({plural(len(joined), 'class')}); for several labels an image write lists:  {_as_list(joined[0])}"
+            f"({plural(len(joined), 'class')}); for several labels per image write lists:  {_as_list(joined[0])}"
         )
     return [positions[name] for name in names], classes, warnings
 
@@ -326,7 +326,7 @@ def _refuse_strays(
     if len(fractions) == len(strays):
         what = (
             "is not a whole number; labels are class numbers or names, unless most have fractions (--field "
-            "NAME:target=COLUMN takes all as such numbers)"
+            "NAME:target=COLUMN takes all labels as numbers)"
         )
     elif rows and (len(found) <= len(meant) or len(strays) * _FEWEST_NAMES < len(rows)):
         be = "is a whole number" if len(rows) == 1 else "are whole numbers"

@@ -105,9 +105,7 @@ def _members(
     except FormatError as error:
         raise SourceError(str(error)) from error
     if strays:
-        warnings.append(
-            f"{root}: what follows the end of the archive, at byte {strays[0]:,}, is no archive, and is ignored"
-        )
+        warnings.append(f"{root}: the bytes after the end of the archive, from byte {strays[0]:,} on, are ignored")
     names = found.names()
     return None if _is_webdataset(names) or (may_pair and _has_pairs(names)) else found.files(left_out)
 

@@ -100,7 +100,7 @@ class VocSource(AnnotatedSource):
             if name[:1] == "." or not (suffix.lower() == "xml" if folder == ANNOTATIONS else has_image_suffix(name)):
                 continue
             if found.setdefault(stem, name) != name:
-                raise SourceError(f"{self.root / folder}: {found[stem]!r} and {name!r} are of one name; remove one")
+                raise SourceError(f"{self.root / folder}: {found[stem]!r} and {name!r} have the same name; remove one")
         return found
 
     def _lists(self, images: Sequence[str], split: str | None) -> dict[str, Sequence[str]]:
@@ -136,7 +136,9 @@ class VocSource(AnnotatedSource):
             size = found.size
             unknown = next((name for name in found.names if name not in self._classes), None)
             if unknown is not None:
-                raise BadSampleError(f"an object called {unknown!r}, as none was when the source was listed")
+                raise BadSampleError(
+                    f"an object called {unknown!r}, a class that was not there when the source was listed"
+                )
             corners = found.corners - np.array([1.0, 1.0, 0.0, 0.0])
             corners[:, :2] = np.where(corners[:, :2] == -1, 0, corners[:, :2])  # from tools that count from 0
             labels = np.array([self._classes[name] for name in found.names], np.int64)

@@ -62,7 +62,7 @@ _MAX_CLASSES, _MAX_POINTS, _MAX_PATHS = 65_534, 1024, 10_000
 _ABOVE = re.compile(r"\A(?:\.\./)+")
 _SLACK = 0.01  # the part of the width or height by which coordinates may lie outside, due to imprecise tools
 _KINDS = {"image": "image", "boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points", "json": "json"}
-_ALONE, _NOT_READ = "labels without an image", "not an image, nor labels"
+_ALONE, _NOT_READ = "labels without an image", "neither an image nor labels"
 
 
 class _About(NamedTuple):
@@ -157,7 +157,7 @@ class YoloSource(AnnotatedSource):
         if missing:
             seen = f"splits are those of the folders: {listed([*yolo_folders(self.root)])}"
             seen = "images that no other split names are left out" if found else seen
-            what = f"what it names is not below its folder: {listed(missing)}"
+            what = f"its paths are not below its folder: {listed(missing)}"
             warnings.append(f"{self._about.path}: {what}; {seen}")
         owner: dict[str, str] = {}
         for name, (_, its) in found.items():
@@ -175,8 +175,8 @@ class YoloSource(AnnotatedSource):
         there = next((path for path in self._meant(text) if os.path.exists(self.root / path)), None)
         if there is None and os.path.exists(self.root / self._about.base / text):
             raise SourceError(
-                f"{self._about.path}: {name}: {text!r:.200} leads out of {self.root}, where nothing is read; put a "
-                f"link to it there, and name the link, or convert the folder that holds both"
+                f"{self._about.path}: {name}: {text!r:.200} leads out of {self.root}, and nothing outside it is read; "
+                f"put a link there, and name the link, or convert the folder that holds both"
             )
         return there
 
@@ -245,7 +245,7 @@ class YoloSource(AnnotatedSource):
         if path is not None:
             about = self._read_yaml(self.note(path), warnings)
             if other := next((other for other, names in named.items() if names != about.names), None):
-                warnings.append(f"{other}: has other classes than {path.name}, whose names are taken")
+                warnings.append(f"{other}: has other classes than {path.name}, whose names are used")
             return about
         if len({*named.values()}) > 1:
             raise SourceError(f"{self.root}: {', '.join(map(str, named))} have different classes; keep the right one")
@@ -279,7 +279,7 @@ class YoloSource(AnnotatedSource):
             if inside is not None and os.path.isdir(self.root / inside):
                 base = inside
             elif inside is None and os.path.isdir(self.root / stated):
-                warnings.append(f"{path}: path: {stated!r} is another folder; splits are those below {self.root}")
+                warnings.append(f"{path}: path: {stated!r} is another folder; splits are read below {self.root}")
         return _About(_checked(names, path), (shape[0], shape[1]), base, splits, path)
 
     # --- the fields of a sample ---
@@ -333,12 +333,12 @@ class YoloSource(AnnotatedSource):
             raise BadSampleError(f"line {line}: {count} numbers, {what}")
         most = len(self._about.names) or _MAX_CLASSES
         if not numbers[0].is_integer() or not 0 <= numbers[0] < most:
-            raise BadSampleError(f"line {line}: {words[0]!r:.40} is not the number of a class, 0 to {most - 1}")
+            raise BadSampleError(f"line {line}: {words[0]!r:.40} is not a class number, expected 0 to {most - 1}")
         parts = numbers[1:].copy()
         if points and each == 3:
             parts[6::3] = 0  # whether a point is labelled: not a coordinate
         if not ((parts >= -_SLACK) & (parts <= 1 + _SLACK)).all():
-            raise BadSampleError(f"line {line}: a number is not a part of the image, 0 to 1: in pixels?")
+            raise BadSampleError(f"line {line}: a number is outside 0 to 1, the image; is it in pixels?")
         return numbers
 
 

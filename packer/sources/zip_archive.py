@@ -131,7 +131,7 @@ class ZipReader:
         payload: Buffer
         if method == zipfile.ZIP_STORED:
             if packed_bytes != size:
-                raise BadSampleError(f"is stored in {packed_bytes} bytes, but should have {size}")
+                raise BadSampleError(f"is stored in {packed_bytes} bytes, expected {size}")
             self._file.read_into(start, arena.rest()[:size])
             payload = arena.take(size)
         else:

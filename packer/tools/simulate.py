@@ -144,7 +144,7 @@ class Shuffles:
     def __post_init__(self) -> None:
         wrong = [name for name in self.names if name not in ORDERS]
         if wrong or not self.names:
-            raise ValueError(f"orders are some of {', '.join(ORDERS)}, not {', '.join(wrong) or 'none'}")
+            raise ValueError(f"orders must be some of {', '.join(ORDERS)}, not {', '.join(wrong) or 'none'}")
         for name in ("block_bytes", "window", "exchange_every", "shards"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")

@@ -315,7 +315,7 @@ TIPS: tuple[Tip, ...] = (
         "packer stage {source} --target '$TMPDIR' -- python train.py"),
     Tip("concurrency", "more requests at a time",
         lambda e, f: f.is_shared and f.workers < _MANY_READERS and e.costs("storage"),
-        "{where}: requests wait, and {workers} at a time do not use what it can serve", "{more_readers}"),
+        "{where}: requests wait, and {workers} at a time do not use its capacity", "{more_readers}"),
     Tip("requests", "fewer, larger reads",
         lambda e, f: f.shuffled and f.files in ("remote", "shards") and f.local is not True and e.costs("storage"),
         "{where}, and samples are read one by one in a random order; blocks of 8 MiB take far fewer reads",
@@ -414,7 +414,7 @@ TIPS: tuple[Tip, ...] = (
         "reader = readers.open_folder({place!r})\nloader = ImageLoader(reader, {batch})"),
     Tip("codec", "install the compiled JPEG decoder",
         lambda e, f: f.ours and f.no_codec and f.media == "jpeg" and f.device == "cpu" and e.costs(*_decoding(e)),
-        "decoding an image takes {decoding}, and takes about half with it; {no_codec}", "packer doctor",
+        "decoding an image takes {decoding}, and about half of that with it; {no_codec}", "packer doctor",
         lambda e: e.predict(*_decoding(e), left=_BY_CODEC)),
     Tip("balance", "a format that decodes faster",
         lambda e, f: f.media in ("png", "webp", "tiff", "gif") and e.costs(*_decoding(e)),
@@ -460,7 +460,7 @@ TIPS: tuple[Tip, ...] = (
         and f.loader in ("ImageLoader", "DaliLoader"),
         "batches are made on the GPU, which has {gpu_free} of {gpu_memory} left", "batch_size={half_batch}"),
     Tip("real-step", "measure with the real step", lambda e, f: f.simulated,
-        "the step only waits {step}: the gain is known when the model itself runs on batches in the memory of the "
+        "the step only waits {step}: to know the gain, measure the model itself on batches in the memory of the "
         "device", "packer diagnose train.py:make_loader --step train.py:train_step --device cuda"),
     Tip("watch", "watch the machine over time", lambda e, f: _spread(e) >= _VARIES,
         "{range}: see what the CPUs, disks and GPU do meanwhile",

@@ -540,7 +540,7 @@ def read_usage(usage: Usage) -> str:
     """Summarize a record in a sentence, with figures."""
     known = usage.percentiles()
     if "cpu busy" not in known:
-        return "too short for a sample: nothing is known"
+        return "the run was too short for a sample"
     full = {one.name: one.full for one in usage.series if one.full and one.name in known}
     sentence = _limit(known, full)
     for name in ("job memory", "memory used"):

@@ -438,7 +438,7 @@ class Pending(Exception):
     """Raised for a request that needs all samples to be read, while they are being read."""
 
     def __init__(self, scan: Scan) -> None:
-        super().__init__("every sample is being read")
+        super().__init__("all samples are being read")
         self.scan = scan
 
 
