@@ -251,5 +251,5 @@ def _is_installed(checkout: Path) -> bool:
     """Whether a distribution is installed; metadata that a build left in the checkout does not count."""
     from importlib.metadata import distributions  # takes 20 ms; only messages need it
 
-    places = [Path(str(found.locate_file(""))).resolve() for found in distributions(name=DISTRIBUTION)]
+    places = [Path(str(package.locate_file(""))).resolve() for package in distributions(name=DISTRIBUTION)]
     return any(place != checkout for place in places)

@@ -163,17 +163,17 @@ def walk(data: memoryview) -> dict[str, Feature]:
 
     Raises FormatError if the bytes are not an Example.
     """
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     for number, wire, start, stop in _fields(data, 0, len(data)):
         if number != 1 or wire != 2:
             continue
         for number2, wire2, start2, stop2 in _fields(data, start, stop):
             if number2 == 1 and wire2 == 2:
                 name, feature = _entry(data, start2, stop2)
-                found[name] = feature
-                if len(found) > _MAX_FEATURES:
+                features[name] = feature
+                if len(features) > _MAX_FEATURES:
                     raise FormatError(f"more than {_MAX_FEATURES} features in one record")
-    return found
+    return features
 
 
 def _entry(data: memoryview, start: int, stop: int) -> tuple[str, Feature]:
@@ -223,7 +223,7 @@ def _signed(value: int) -> int:
 
 def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, int, int]]:
     """(field number, wire type, start, stop) of every field in [position, stop). Raises FormatError."""
-    found = []
+    fields = []
     while position < stop:
         tag, position = varint_at(data, position, stop)
         number, wire = tag >> 3, tag & 7
@@ -241,10 +241,10 @@ def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, 
             raise FormatError(f"wire type {wire} at byte {position} is not one of a tf.train.Example")
         if position > stop:
             raise FormatError(f"a field at byte {start} runs {position - stop} bytes past its end")
-        found.append((number, wire, start, position))
-        if len(found) > _MAX_VALUES:
+        fields.append((number, wire, start, position))
+        if len(fields) > _MAX_VALUES:
             raise FormatError(f"more than {_MAX_VALUES} fields in one message")
-    return found
+    return fields
 
 
 def varint_at(data: memoryview, position: int, stop: int) -> tuple[int, int]:

@@ -280,11 +280,11 @@ class Change:
         self._make_folder(name)
         target = os.path.realpath(path)
         try:
-            found = os.stat(target).st_size
+            size = os.stat(target).st_size
         except OSError as error:
             raise StaleIndexError(f"{path}: shard cannot be linked: {error.strerror}") from error
-        if found != shard.bytes:
-            raise StaleIndexError(f"{path}: has {found} bytes, expected {shard.bytes} as indexed; run  packer verify")
+        if size != shard.bytes:
+            raise StaleIndexError(f"{path}: has {size} bytes, expected {shard.bytes} as indexed; run  packer verify")
         try:
             self.place.link(name, target, hard=True)
         except OSError as error:

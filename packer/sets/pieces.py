@@ -166,12 +166,12 @@ def shards_of_split(pieces: Sequence[Piece], separate: Sequence[str]) -> SplitSh
 
 def _shards_of_fields(piece: Piece, separate: Sequence[str]) -> Int64s:
     """The numbers of a piece's shards of separate fields."""
-    found = [np.zeros(0, np.int64)]
+    numbers = [np.zeros(0, np.int64)]
     for name in separate:
         if name in piece.table.columns.separate:
             has = piece.table.field_column(name, "offset") != np.uint64(ABSENT)
-            found.append(np.unique(piece.table.shard_column(name)[has]).astype(np.int64))
-    return np.unique(np.concatenate(found))
+            numbers.append(np.unique(piece.table.shard_column(name)[has]).astype(np.int64))
+    return np.unique(np.concatenate(numbers))
 
 
 class PieceColumns:
@@ -212,8 +212,8 @@ class PieceColumns:
         return table.field_column(field, column)
 
     def _shards(self, numbers: npt.NDArray[Any]) -> Int64s:
-        found: Int64s = self._numbers[numbers]
-        return found
+        shard_numbers: Int64s = self._numbers[numbers]
+        return shard_numbers
 
     def _strings(self, name: str) -> Strings:
         """The keys, or the names of a field."""
@@ -245,12 +245,12 @@ _TARGET = "target"
 
 def decode_of(*infos: DatasetInfo) -> str:
     """The form to which the images of these sets were checked to decode; "none" for foreign shards."""
-    found = set()
+    modes = set()
     for info in infos:
         options = info.made.get("options")
         known = options.get("decode") if isinstance(options, dict) else None
-        found.add(str(known or ("RGB" if "by" in info.made else "none")))
-    return "none" if "none" in found else found.pop()
+        modes.add(str(known or ("RGB" if "by" in info.made else "none")))
+    return "none" if "none" in modes else modes.pop()
 
 
 def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
@@ -277,8 +277,8 @@ def _quoted(value: Any) -> str:
 def unified_fields(sets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The fields of all sets (by their titles), the image first. Raises SourceError if one has two kinds."""
     fields: dict[str, str] = {}
-    for title, found in sets.items():
-        for name, kind in found.items():
+    for title, kinds in sets.items():
+        for name, kind in kinds.items():
             if fields.setdefault(name, kind) != kind:
                 raise SourceError(
                     f"{title}: the field {name} has the kind {kind!r}, elsewhere the kind {fields[name]!r}; pack "
@@ -306,15 +306,15 @@ def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str
 
 def target_forms(root: Path, info: DatasetInfo) -> dict[str, str]:
     """Dtype and shape of the labels that are not class numbers, by field, from one sample, since all are alike."""
-    found: dict[str, str] = {}
+    forms: dict[str, str] = {}
     for split in info.splits if _TARGET in info.fields.values() else ():
         with readers.open(root, split) as reader:
-            for name in [name for name, kind in reader.kinds.items() if kind == _TARGET and name not in found]:
+            for name in [name for name, kind in reader.kinds.items() if kind == _TARGET and name not in forms]:
                 first = next((i for i in range(len(reader)) if reader.has(i, name)), None)
                 if first is not None:
                     value = decode_field(_TARGET, reader.read(first, name))
-                    found[name] = f"{value.dtype} {list(value.shape)}"
-    return found
+                    forms[name] = f"{value.dtype} {list(value.shape)}"
+    return forms
 
 
 def check_targets(sets: Mapping[str, Mapping[str, str]]) -> None:
@@ -364,18 +364,18 @@ def read_labels(path: Path) -> LabelChange:
     for name in ("key", "label"):
         if name not in table.columns:
             raise SourceError(f"{path}: no column {name!r}; it has {', '.join(table.columns)}, expected key and label")
-    found: dict[tuple[str, str], tuple[Any, str]] = {}
+    known: dict[tuple[str, str], tuple[Any, str]] = {}
     for number, row in table.rows():
         key, label, where = row.get("key"), row.get("label"), table.where(number)
         split = row.get("split")
         if not isinstance(key, str) or not key:
             raise SourceError(f"{where}: the key is {key!r:.80}, expected a text")
         place = ("" if is_missing(split) else str(split), key)
-        if found.setdefault(place, (label, where))[0] != label and not (
-            is_missing(label) and is_missing(found[place][0])
+        if known.setdefault(place, (label, where))[0] != label and not (
+            is_missing(label) and is_missing(known[place][0])
         ):
-            raise SourceError(f"{where}: the key {key!r} has the label {label!r} here, and {found[place][0]!r} before")
-    return LabelChange(str(path), found)
+            raise SourceError(f"{where}: the key {key!r} has the label {label!r} here, and {known[place][0]!r} before")
+    return LabelChange(str(path), known)
 
 
 def mapped_classes(

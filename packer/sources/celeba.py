@@ -79,12 +79,12 @@ class CelebaSource(ManifestSource):
             raise SourceError(
                 f"{path}: line {number}: expected the number of images, and then a line with the names of attributes"
             )
-        found = {}
+        attributes = {}
         for line, name, values in _rows(path, len(names), parts, skip=2):
             if not {*values} <= {"-1", "1"}:
                 raise SourceError(f"{path}: line {line}: attributes are -1 or 1")
-            found[name] = array("b", map(int, values))
-        return names, found
+            attributes[name] = array("b", map(int, values))
+        return names, attributes
 
     def _labels(
         self, parts: Collection[str], names: tuple[str, ...], attributes: Mapping[str, array[int]]

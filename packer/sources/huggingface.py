@@ -69,20 +69,20 @@ def splits_of(root: Path) -> dict[str, list[Path]]:
     """
     if root.is_file():
         return {_of_name(root.stem) or split_of_name(root.name): [root]}
-    found: dict[str, list[HubFile]] = {}
+    configs: dict[str, list[HubFile]] = {}
     for path in parquet_files(root):
         config, file = _place(root, path)
-        found.setdefault(config, []).append(file)
-    if not found:
+        configs.setdefault(config, []).append(file)
+    if not configs:
         raise SourceError(f"{root}: no Parquet files")
-    if len(found) > 1:
-        folders = sorted(str(_folder_of(root, config)) for config in found)
+    if len(configs) > 1:
+        folders = sorted(str(_folder_of(root, config)) for config in configs)
         raise SourceError(
-            f"{root}: has {len(found)} data sets: {listed(sorted(found), 20)}; name the folder of one of them, "
+            f"{root}: has {len(configs)} data sets: {listed(sorted(configs), 20)}; name the folder of one of them, "
             f"for example  packer convert {quoted(folders[0])}"
         )
     splits: dict[str, list[HubFile]] = {}
-    for file in next(iter(found.values())):
+    for file in next(iter(configs.values())):
         splits.setdefault(file.split, []).append(file)
     return {name: _whole(root, name, files) for name, files in _ordered(splits).items()}
 
@@ -411,8 +411,8 @@ class _Reader:
         column: Any = self._read.get(name)
         is_binary = kind in ("image", "mask", "file")
         if column is None:
-            found = self._batch.column(name)
-            column = _BinaryColumn(found) if is_binary else column_values(self._source.root, name, found)
+            array = self._batch.column(name)
+            column = _BinaryColumn(array) if is_binary else column_values(self._source.root, name, array)
             self._read[name] = column
         if not is_binary:
             return column[at]

@@ -81,8 +81,10 @@ class NumpySource(PixelSource):
         listing, every = self.begin(), {}
         for name, (images, labels) in wanted.items():
             block = _block(self._array(names[images]))
-            found = self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
-            every[name or split or split_of_name(self.root.stem)] = (block, found)
+            label_values = (
+                self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
+            )
+            every[name or split or split_of_name(self.root.stem)] = (block, label_values)
         values = [value for _, labels in every.values() for value in labels]
         numbers, listing.classes, _ = number_labels(values, range(1, len(values) + 1), Table(self.root, ()))
         rest = np.array(numbers, np.int64)
@@ -157,9 +159,9 @@ class NumpySource(PixelSource):
             raise SourceError(f"{array.name}: is in Fortran order; save  numpy.ascontiguousarray(x)")
         array = array._replace(dtype=dtype, shape=tuple(shape), start=8 + width + length)
         size = array.start + math.prod(shape) * dtype.itemsize
-        found = self._sizes[name] if array.member else array.path.stat().st_size
-        if found < size:
-            raise SourceError(f"{array.name}: has {found:,} bytes, expected {size:,} for {list(shape)}: truncated?")
+        available = self._sizes[name] if array.member else array.path.stat().st_size
+        if available < size:
+            raise SourceError(f"{array.name}: has {available:,} bytes, expected {size:,} for {list(shape)}: truncated?")
         return array
 
     def _read_labels(self, array: _Array, count: int) -> list[Any]:

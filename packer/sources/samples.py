@@ -148,12 +148,14 @@ class SampleForm:
     @property
     def warnings(self) -> list[str]:
         """Warnings about members that `fields` does not mention, and about those it names that no sample has."""
-        found = []
+        messages = []
         if self.unnamed:
-            found.append(f"fields= does not name {listed(self.unnamed)}, so it is left out; 'drop' makes that explicit")
+            messages.append(
+                f"fields= does not name {listed(self.unnamed)}, so it is left out; 'drop' makes that explicit"
+            )
         if self.unseen:
-            found.append(f"fields= names {listed(self.unseen)}, which none of the examined samples has")
-        return found
+            messages.append(f"fields= names {listed(self.unseen)}, which none of the examined samples has")
+        return messages
 
     def payloads(self, sample: Any) -> list[Buffer | None]:
         """The bytes of each field, in the order of `fields`; None for a member that is missing or None.
@@ -162,7 +164,7 @@ class SampleForm:
         """
         values = _members(sample)
         self._check_known(values)
-        found = [
+        encoded = [
             self._target(values.get(name)) if kind == TARGET else _payload(name, kind, values.get(name))
             for name, (_, kind) in self.members.items()
         ]
@@ -174,10 +176,10 @@ class SampleForm:
                 )
         if self.rest:
             kept = {name: _plain(values[name]) for name in self.rest if values.get(name) is not None}
-            found.append(encode_field("json", kept) if kept else None)
-        if found[0] is None:
+            encoded.append(encode_field("json", kept) if kept else None)
+        if encoded[0] is None:
             raise BadSampleError(f"has no {next(iter(self.fields))}")
-        return found
+        return encoded
 
     def _check_known(self, values: Mapping[str, Any]) -> None:
         for name, value in () if self.is_named else values.items():
@@ -190,7 +192,11 @@ class SampleForm:
             else:
                 continue
             known = {*self.members, self.label, *self.rest}
-            others = {its: _kind(its, found) for its, found in values.items() if its not in known and found is not None}
+            others = {
+                other: _kind(other, content)
+                for other, content in values.items()
+                if other not in known and content is not None
+            }
             raise SourceError(
                 f"{what}. The first samples decide the fields; state the kind of every member with  "
                 f"fields={self._named(others | {name: _kind(name, value)})!r}  (or 'drop')"
@@ -198,7 +204,7 @@ class SampleForm:
 
     def _named(self, others: Mapping[str, str]) -> dict[str, str]:
         """This form as a value of `fields`, updated with further members or other kinds."""
-        kinds = {member: its for member, (_, its) in self.members.items()}
+        kinds = {member: kind for member, (_, kind) in self.members.items()}
         return kinds | ({self.label: LABEL} if self.label else {}) | dict.fromkeys(self.rest, "json") | dict(others)
 
     @property
@@ -252,18 +258,18 @@ def _members(sample: Any) -> Mapping[str, Any]:
 
 def _first_values(samples: Sequence[Any]) -> dict[str, Any]:
     """The first value of each member that is not None. Raises BadSampleError if none of these is a sample."""
-    found: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     error = None
     for sample in samples:
         try:
             for name, value in _members(sample).items():
-                if found.get(name) is None:
-                    found[name] = value
+                if first.get(name) is None:
+                    first[name] = value
         except BadSampleError as its:  # reported when the sample is packed
             error = error or its
-    if error is not None and not found:
+    if error is not None and not first:
         raise error
-    return found
+    return first
 
 
 def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, str]:
@@ -554,15 +560,15 @@ class DatasetSource:
 
     def _examined(self, count: int) -> Sequence[tuple[int, Any]]:
         """(number, sample) of samples spread over the data set; those that cannot be read are left to the worker."""
-        found = []
+        examined = []
         for number in np.unique(np.linspace(0, count - 1, EXAMINED).astype(np.int64)).tolist():
             try:
-                found.append((number, self._sample(number)))
+                examined.append((number, self._sample(number)))
             except BadSampleError as error:
                 last = error
-        if not found:
+        if not examined:
             raise SourceError(f"{self.title}: sample 0, and others: {last}") from last
-        return found
+        return examined
 
     @contextmanager
     def open(self) -> Iterator[_SampleReader]:

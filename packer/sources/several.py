@@ -92,8 +92,8 @@ class SeveralSources:
             estimated=any(listing.estimated for listing in listings),
             max_workers=min((one.max_workers for one in listings if one.max_workers is not None), default=None),
         )
-        for name, found in parts.items():
-            joined.splits[name] = self._join(found, numbers, len(fields))
+        for name, members in parts.items():
+            joined.splits[name] = self._join(members, numbers, len(fields))
         others = [warning for warning in joined.warnings if LACKING not in warning]
         if len(others) < len(joined.warnings):  # one source may have what another lacks
             labels = {name: part.labels for name, part in joined.splits.items()}
@@ -200,9 +200,9 @@ class _JoinedPlaces(Sequence[Any]):
         which, inside = self._which[indices], self._inside[indices].copy()
         parts = []
         for number, (source, places) in enumerate(self._parts):
-            mine = np.flatnonzero(which == number)
-            parts.append((source, places.take(inside[mine])))
-            inside[mine] = np.arange(len(mine))
+            of_source = np.flatnonzero(which == number)
+            parts.append((source, places.take(inside[of_source])))
+            inside[of_source] = np.arange(len(of_source))
         return _JoinedPlaces(parts, which, inside)
 
 

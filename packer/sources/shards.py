@@ -131,13 +131,13 @@ class ClassNames:
 
 def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
     """(class names of all labels from 0 on, reason). If there is a reason to leave them out, they are ()."""
-    found = tuple(names[label] for label in sorted(names))
-    missing = next((label for label in range(len(found)) if label not in names), None)
+    classes = tuple(names[label] for label in sorted(names))
+    missing = next((label for label in range(len(classes)) if label not in names), None)
     if missing is not None:
         return (), f"the shards have none for label {missing}"
-    if len(set(found)) < len(found):
-        return (), f"two labels are called {next(name for name in found if found.count(name) > 1)!r}"
-    return found, ""
+    if len(set(classes)) < len(classes):
+        return (), f"two labels are called {next(name for name in classes if classes.count(name) > 1)!r}"
+    return classes, ""
 
 
 class ShardFile:
@@ -171,15 +171,15 @@ class ShardFile:
 
 def _list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: LocateOptions) -> SourceListing:
     """The listing of shards. files: (split of the samples that state none, shard). Raises SourceError."""
-    found = _Samples(where)
+    samples = _Samples(where)
     for split, file in files:
-        found.begin(file.path, split)
+        samples.begin(file.path, split)
         try:
             for sample in file.samples(options):
-                found.add(sample)
+                samples.add(sample)
         except FormatError as error:
             raise SourceError(str(error)) from error
-    listing = found.listing()
+    listing = samples.listing()
     listing.shuffles = not any(file.compression for _, file in files)
     return listing
 

@@ -54,9 +54,9 @@ def compression_of(path: Path) -> str:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-    found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+    compression = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
     # The length of a TFRecord file's first record may equal a magic number; the record's checksum tells them apart.
-    return "" if found and REGISTRY.of_content(head) is not None else found
+    return "" if compression and REGISTRY.of_content(head) is not None else compression
 
 
 def unpacked_head(path: Path, count: int) -> bytes:

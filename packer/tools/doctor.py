@@ -288,11 +288,11 @@ def _gpus() -> Iterator[Check]:
     if isinstance(done, Exception):
         yield Check("GPU", "problem", f"torch cannot list GPUs: {done}")
         return
-    found = json.loads(done.strip().splitlines()[-1])
-    names, built_for = found["names"], found["built_for"]
+    facts = json.loads(done.strip().splitlines()[-1])
+    names, built_for = facts["names"], facts["built_for"]
     if names:
         yield Check("GPU", "ok", f"{len(names)}: {listed(sorted(set(names)))} (torch for {built_for})")
-        yield from _gpu_work(found)
+        yield from _gpu_work(facts)
         return
     present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
     if present and not built_for:

@@ -136,10 +136,10 @@ class Finish:
         from readers.coefficients import Scaling  # loads crc32c
 
         pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).repeat(1, 1, 1, 3).permute(0, 3, 1, 2)
-        found = torch.empty((1, 3, 16, 16) if self.planar else (1, 16, 16, 3))
-        found = found if self.planar else found.permute(0, 3, 1, 2)
-        self._convert(pixels, found)
-        values, expected = np.arange(256, dtype=np.float32)[:, None], found.reshape(3, 256).numpy().T
+        probe = torch.empty((1, 3, 16, 16) if self.planar else (1, 16, 16, 3))
+        probe = probe if self.planar else probe.permute(0, 3, 1, 2)
+        self._convert(pixels, probe)
+        values, expected = np.arange(256, dtype=np.float32)[:, None], probe.reshape(3, 256).numpy().T
         scale, shift = self._scale.numpy(), self._shift.numpy()
         both = np.stack((scale, shift))
         if np.array_equal(values * scale + shift, expected):
@@ -307,8 +307,8 @@ class Renderer:
             return False  # the codec does not pad with black
         target = self._memory((height, width)) if steps else out
         pixels = target[0].permute(1, 2, 0).numpy()
-        given = data, region, resized, pixels
-        if not decode_resized(*given, corner=corner, flips=(2 in flips, 3 in flips), scaling=scaling, size=size):
+        arguments = data, region, resized, pixels
+        if not decode_resized(*arguments, corner=corner, flips=(2 in flips, 3 in flips), scaling=scaling, size=size):
             return False
         if self.lap is not None:
             self.lap("decode")

@@ -58,7 +58,7 @@ class Terms:
         return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
 
 
-def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
+def agree(shared: SharedByteCache, proposed: Terms) -> Terms | None:
     """The terms of the process that came first; None if they cannot be read."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
@@ -70,7 +70,7 @@ def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
             except (ValueError, KeyError, TypeError):
                 return None
         # Refused while another process writes its terms.
-        if not shared.put(0, mine.to_json()) and time.monotonic() > until:
+        if not shared.put(0, proposed.to_json()) and time.monotonic() > until:
             return None
         time.sleep(0.001)
 

@@ -257,8 +257,8 @@ class _Batches:
                 break
             except StopIteration:
                 self._run = None
-                found = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
-                raise WorkerError(f"{found}; start the loop again from the last state_dict") from None
+                ended = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
+                raise WorkerError(f"{ended}; start the loop again from the last state_dict") from None
             except BadField as bad:
                 self._run = None  # its prefetched batches contain the bad sample
                 self._leave_out(bad.row, bad.position, bad.error)

@@ -248,10 +248,10 @@ def _cpu_times() -> tuple[float, float]:
 
     Busy includes the time that a hypervisor took (steal).
     """
-    own, mine = affinity(), list[CpuSeconds]()
+    own, usable = affinity(), list[CpuSeconds]()
     with suppress(OSError):
-        mine = [cpu for number, cpu in cpu_seconds().items() if number in own]
-    return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
+        usable = [cpu for number, cpu in cpu_seconds().items() if number in own]
+    return sum(cpu.busy + cpu.steal for cpu in usable), sum(cpu.total for cpu in usable)
 
 
 def in_ms(seconds: float) -> str:

@@ -136,10 +136,10 @@ def _costly_members(e: Evidence) -> list[Member]:
     return sorted((m for m in e.facts.members if e.costs(m.stage)), key=lambda member: -e.freed(member.stage))
 
 
-def _computing_members(e: Evidence, *, ours: bool) -> list[Member]:
+def _computing_members(e: Evidence, *, is_own: bool) -> list[Member]:
     """The costly members that compute, in the user's code (`ours`) or in torchvision."""
     return [m for m in _costly_members(e) if not e.waits(m.stage) and (
-        m.module.partition(".")[0] not in _LIBRARIES if ours else m.module.startswith("torchvision"))]  # fmt: skip
+        m.module.partition(".")[0] not in _LIBRARIES if is_own else m.module.startswith("torchvision"))]  # fmt: skip
 
 
 def _fixed(e: Evidence) -> list[Member]:
@@ -212,8 +212,8 @@ def _per_sample(e: Evidence, *stages: str) -> str:
     return f"{in_ms(work / (e.facts.batch_size or 1))} a sample" if work else "much"
 
 
-def _option(e: Evidence, of_torch: str, ours: str) -> str:
-    return ours if e.facts.loader == "ImageLoader" else of_torch
+def _option(e: Evidence, of_torch: str, of_packer: str) -> str:
+    return of_packer if e.facts.loader == "ImageLoader" else of_torch
 
 
 # --- The words for the texts of the rows.

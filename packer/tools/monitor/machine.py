@@ -135,10 +135,10 @@ def _cpus(readings: Readings) -> None:
     The iowait of a single CPU is meaningless, because a waiting process is on no CPU (proc(5)).
     """
     cpus, own = cpu_seconds(), affinity()
-    mine = [cpu for number, cpu in cpus.items() if number in own]
-    total = sum(cpu.total for cpu in mine)
+    usable = [cpu for number, cpu in cpus.items() if number in own]
+    total = sum(cpu.total for cpu in usable)
     for what in ("busy", "iowait", "steal"):
-        readings.share(f"cpu {what}", sum(getattr(cpu, what) for cpu in mine), total)
+        readings.share(f"cpu {what}", sum(getattr(cpu, what) for cpu in usable), total)
     for number, cpu in cpus.items():
         readings.share(f"cpu{number} busy", cpu.busy, cpu.total)
 
