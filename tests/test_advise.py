@@ -1,4 +1,4 @@
-"""`packer advise`: recommendations follow from figures, figures from images, and the commands do what is said."""
+"""`packer advise`: recommendations follow from figures, figures from images, and the commands do as promised."""
 
 from __future__ import annotations
 

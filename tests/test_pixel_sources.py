@@ -33,7 +33,7 @@ def drawn(*shape: int) -> np.ndarray:
 
 
 def showing(pixels: Pixels) -> Callable[[Path], Found]:
-    """What a source has, once its images are seen to show these pixels, under numbers as keys."""
+    """The content of a source whose images show these pixels, with numbers as keys."""
 
     def truth(root: Path) -> Found:
         source: Any = packer.open_source(root)

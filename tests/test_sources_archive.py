@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def make_archive(tree: Path, suffix: str) -> Path:
-    """An archive of a tree, in an order of its own."""
+    """An archive of a tree, in another order."""
     members = [(f"flowers/{name}", data) for name, data in reversed(files_of(tree).items())]
     data = zip_of(*members) if suffix == "zip" else COMPRESS[suffix](tar_of(*members))
     return write(tree.parent / f"flowers.{suffix}", data)

@@ -1,4 +1,4 @@
-"""Lists of addresses: what is fetched, in which columns, and what is done where a server is at fault."""
+"""Lists of addresses: the fetched images, their columns, and the behaviour when a server fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: Any) -> None:
-        """A client that hangs up is no matter."""
+        """A client may hang up."""
 
 
 class _Handler(BaseHTTPRequestHandler):

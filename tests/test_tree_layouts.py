@@ -24,7 +24,7 @@ def layout_of(root: Path, *names: str) -> Path:
 
 
 def content_of(name: str) -> bytes:
-    """What fits the name: an image, a mask, labels, an annotation."""
+    """Content that fits the name: an image, a mask, labels, an annotation."""
     if "Segmentation" in name or name.startswith("labels/"):
         return TEXTS["mask"] if name.endswith(".png") else TEXTS[".txt"]
     if name.endswith((".jpg", ".JPEG", ".png")):

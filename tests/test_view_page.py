@@ -1,4 +1,4 @@
-"""The page of `packer view`: what it shows, what it fetches for that, and that names are never markup.
+"""The page of `packer view`: its content, the requests for it, and that names are never markup.
 
 Most of this needs Chromium (make test-pages insists on it); what can be checked without it is checked without it.
 """

@@ -36,7 +36,7 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def values_of(root: Path) -> list[dict[str, Any]]:
-    """What every sample of a set holds besides its image."""
+    """The fields of every sample of a set, apart from its image."""
     with readers.open(root) as reader:
         kinds = {name: kind for name, kind in reader.kinds.items() if name != "image"}
         return [
