@@ -6,7 +6,7 @@ Every call is bounded: `Patience` sets the seconds of one request, body included
     services that belong to them.
 
 obstore runs its own threads, which a forked child does not have, so a call there would wait forever. Forked children
-use the courier at the end of this file instead.
+load obstore's library once more, with threads of its own.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ from __future__ import annotations
 import base64
 import functools
 import ipaddress
-import itertools
-import json
 import os
-import pickle
 import re
-import subprocess
+import shutil
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 from urllib.parse import unquote_to_bytes
 
 from cache.errors import (
@@ -337,18 +336,18 @@ class ObjectStore:
 
     def __init__(self, url: RemoteUrl, patience: Patience) -> None:
         try:
-            import obstore
-            import obstore.store
+            self._obs, make_store = _obstore()
         except ImportError as error:
             raise MissingExtraError("obstore", "remote", f"{url.scheme}://") from error
-        self.url, self._obs = url, obstore
+        self.url = url
         retry: Any = {"max_retries": patience.retries, "retry_timeout": timedelta(seconds=2 * patience.seconds)}
         retry["backoff"] = {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2}
         options: Any = client_options(url, patience.seconds, os.environ)
         try:
-            self._store: Any = obstore.store.from_url(str(url), client_options=options, retry_config=retry)
+            self._store: Any = make_store(str(url), client_options=options, retry_config=retry)
         except Exception as error:
             raise translated(error, str(url), str(error)) from error
+        _stores.add(self)
 
     @_again
     def read(self, span: Span) -> tuple[memoryview, Facts]:
@@ -585,23 +584,14 @@ def _detail(says: str) -> str:
 # All addresses of a process share one pool of threads, which is created on first use. No read waits longer than
 # `Patience.most_seconds` for the network.
 #
-# obstore's threads do not survive a fork, so a process that was forked after obstore was imported reads through a small
-# separate process, the courier, which is started on the first read:
-#
-#     this process                                        courier
-#     (7, address, patience, "read", arguments)   ──►     a thread for each request
-#     future of 7   ◄──   (7, result or error), then the bytes of a body
-#
-# Both directions are streams of pickles; bodies are not pickled. One courier serves all threads and all addresses of a
-# process. It ends when its standard input closes, at the latest with the process that started it. Every wait for it is
-# bounded.
+# obstore's threads do not survive a fork, and the library cannot start others. So a process that was forked after
+# obstore was imported loads a copy of the library's file, which has a state of its own, on its first read (0.04 s).
+# Stores of the parent's library are kept and never used: dropping one could wait for a lock of a thread that is gone.
 
 
 _MOST_PARALLEL, _LEAST_PARALLEL = 256, 8
 _NODE_PARALLEL = 512
-_START_SECONDS = 60.0
-_ENDED = "the process that fetches for this forked one has ended; try again"
-_BOOT = "from cache.remote import serve; serve(sys.stdin.buffer, sys.stdout.buffer, {})"
+_LIBRARY = "obstore._obstore"
 _V = TypeVar("_V")
 
 
@@ -614,25 +604,64 @@ def parallel_gets() -> int:
 
 
 class _Process:
-    """The thread pool of this process, and its courier if it was forked with obstore imported."""
+    """The thread pool of this process, and its copy of the library if it was forked with obstore imported."""
 
     def __init__(self, forked: bool) -> None:
         self.forked = forked
         self.lock = threading.Lock()
         self.pool: ThreadPoolExecutor | None = None
-        self.courier: Courier | None = None
+        self.library: Any = None
 
 
 _process = _Process(False)
+_stores: weakref.WeakSet[ObjectStore] = weakref.WeakSet()  # of this process
+_inherited: list[ObjectStore] = []  # of processes before it
 
 
 def _after_fork() -> None:
     """A child has neither the parent's threads nor those of obstore."""
     global _process
-    _process = _Process(_process.forked or "obstore" in sys.modules)
+    _process = _Process(_process.forked or _LIBRARY in sys.modules)
+    _inherited.extend(_stores)
+    _stores.clear()
 
 
 at_fork(after_in_child=_after_fork)
+
+
+def _obstore() -> tuple[Any, Callable[..., Any]]:
+    """obstore as this process can use it, and its function that makes stores. Raises ImportError, UnsupportedError."""
+    process = _process
+    if not process.forked:
+        import obstore
+        import obstore.store
+
+        return obstore, obstore.store.from_url
+    with process.lock:
+        if process.library is None:
+            process.library = _load_again()
+        return process.library, process.library._store.from_url
+
+
+def _load_again() -> Any:
+    """Load obstore's library from a copy of its file, since the system loads a file that it knows only once."""
+    modules = {name: module for name, module in sys.modules.items() if name.split(".")[0] == "obstore"}
+    try:
+        with open(modules[_LIBRARY].__file__ or "", "rb") as file, open(os.memfd_create("obstore"), "wb") as copy:
+            shutil.copyfileobj(file, copy, 1 << 20)
+            copy.flush()
+            # With the number of the process, as a path that was loaded before a fork would not be loaded again.
+            loader = ExtensionFileLoader(_LIBRARY, f"/proc/{os.getpid()}/fd/{copy.fileno()}")
+            library = module_from_spec(cast(ModuleSpec, spec_from_loader(_LIBRARY, loader)))
+            loader.exec_module(library)
+        return library
+    except (AttributeError, OSError, ImportError) as error:
+        raise UnsupportedError(
+            f"a forked process cannot read from addresses here ({error}): start processes with "
+            f"multiprocessing_context='spawn'"
+        ) from error
+    finally:
+        sys.modules.update(modules)  # the library has put its own there
 
 
 class Remote:
@@ -661,7 +690,7 @@ class Remote:
         """The bytes of one span (bytes-like), by one GET, and the facts of its object. An empty span needs no GET."""
         if span.start >= span.stop:
             return b"", Facts(span.bytes or 0, span.etag, 0.0)
-        data, facts = self._ask("read", span)
+        data, facts = self.store.read(span)
         return data, facts
 
     def read_many(self, spans: Sequence[Span]) -> list[tuple[Any, Facts]]:
@@ -674,12 +703,12 @@ class Remote:
 
     def whole(self, path: str, most_bytes: int, cut: bool = False) -> tuple[bytes, Facts]:
         """A whole object of at most `most_bytes`; with `cut` the first `most_bytes` of a larger one, by one GET."""
-        data, facts = self._ask("whole", path, most_bytes, cut)
+        data, facts = self.store.whole(path, most_bytes, cut)
         return data, facts
 
     def head(self, path: str) -> tuple[Facts, Mapping[str, str]]:
         """Facts and attributes of an object."""
-        facts, attributes = self._ask("head", path)
+        facts, attributes = self.store.head(path)
         return facts, attributes
 
     def each(self, work: Callable[[_T], _V], items: Iterable[_T]) -> list[_V]:
@@ -698,9 +727,7 @@ class Remote:
     # --- writing ------------------------------------------------------------------------------------------------
     @property
     def store(self) -> ObjectStore:
-        """The store, for listing and writing. Raises UnsupportedError in a process forked with obstore imported."""
-        if _process.forked:
-            raise UnsupportedError(f"{self.url}: a forked process can only read; write from a spawned process")
+        """The store of this process."""
         if self._store is None or self._process is not _process:
             self._store, self._process = open_store(self.url, self.patience), _process
         return self._store
@@ -716,12 +743,6 @@ class Remote:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the `ObjectStore`, in this process or in the courier."""
-        if _process.forked:
-            return _courier().ask(self.url, self.patience, method, *arguments)
-        return getattr(self.store, method)(*arguments)
-
 
 def _pool() -> ThreadPoolExecutor:
     process = _process
@@ -729,128 +750,3 @@ def _pool() -> ThreadPoolExecutor:
         if process.pool is None:
             process.pool = ThreadPoolExecutor(parallel_gets(), thread_name_prefix="remote")
         return process.pool
-
-
-def _courier() -> Courier:
-    process = _process
-    with process.lock:
-        if process.courier is None or not process.courier.alive:
-            process.courier = Courier()
-        return process.courier
-
-
-def start_child(code: str) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
-    """Run `code` in a new interpreter with the import path of this one. Returns the process, its input and output."""
-    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {code}"
-    command = [sys.executable, "-c", boot, json.dumps([path or os.getcwd() for path in sys.path])]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdin is not None and process.stdout is not None
-    return process, process.stdin, process.stdout
-
-
-# --- reading for a forked process -----------------------------------------------------------------------------------
-class Courier:
-    """A process that answers like an `ObjectStore`; thread-safe."""
-
-    def __init__(self) -> None:
-        self._process, self._requests, self._answers = start_child(_BOOT.format(parallel_gets()))
-        self._numbers = itertools.count()
-        self._waiting: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
-        self._listener = threading.Thread(target=self._listen, name="courier", daemon=True)
-        self._listener.start()
-
-    def ask(self, url: RemoteUrl, patience: Patience, method: str, *arguments: Any) -> Any:
-        """Call a method of the `ObjectStore` of an address. Raises the errors of that method."""
-        number, answer = next(self._numbers), Future[Any]()
-        with self._lock:
-            self._waiting[number] = answer
-            try:
-                pickle.dump((number, url, patience, method, arguments), self._requests)
-                self._requests.flush()
-            except (OSError, ValueError) as error:
-                self._waiting.pop(number, None)
-                raise RemoteError(f"{url}: {_ENDED}") from error
-        try:
-            return answer.result(patience.most_seconds + _START_SECONDS)
-        except FutureTimeout:
-            self.close()
-            raise SlowError(
-                f"{url}: the process that fetches for this forked one did not answer and was ended"
-            ) from None
-
-    @property
-    def alive(self) -> bool:
-        return self._listener.is_alive() and self._process.poll() is None
-
-    def close(self) -> None:
-        """End the courier; pending requests get an error."""
-        try:
-            self._requests.close()
-        except OSError:
-            pass
-        try:
-            self._process.wait(2)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._listener.join()
-        self._answers.close()
-
-    def _listen(self) -> None:
-        try:
-            while True:
-                number, result, error, body_bytes = pickle.load(self._answers)
-                if body_bytes is not None:
-                    result = _filled(self._answers, body_bytes), result
-                answer = self._waiting.pop(number, Future())
-                if error is None:
-                    answer.set_result(result)
-                else:
-                    answer.set_exception(error)
-        except (OSError, EOFError, ValueError, pickle.UnpicklingError):  # it has ended, perhaps within an answer
-            pass
-        with self._lock:
-            left, self._waiting = self._waiting, {}
-        for answer in left.values():
-            answer.set_exception(RemoteError(_ENDED))
-
-
-def _filled(stream: IO[bytes], size: int) -> memoryview:
-    """The next `size` bytes of a stream. Raises EOFError if it ends earlier."""
-    body = memoryview(bytearray(size))
-    at = 0
-    while at < size:
-        count: int = stream.readinto(body[at:])  # type: ignore[attr-defined]
-        if not count:
-            raise EOFError
-        at += count
-    return body.toreadonly()
-
-
-def serve(requests: IO[bytes], answers: IO[bytes], threads: int) -> None:
-    """The main function of the courier: answer until the input ends, then exit at once."""
-    lock, stores = threading.Lock(), dict[tuple[RemoteUrl, Patience], ObjectStore]()
-
-    def answer(number: int, url: RemoteUrl, patience: Patience, method: str, arguments: tuple[Any, ...]) -> None:
-        result, error, body = None, None, None
-        try:
-            if (url, patience) not in stores:
-                stores[url, patience] = open_store(url, patience)
-            result = getattr(stores[url, patience], method)(*arguments)
-            if method == "read":
-                body, result = result
-        except Exception as failure:
-            error = failure
-        with lock:
-            pickle.dump((number, result, error, None if body is None else len(body)), answers)
-            if body is not None:
-                answers.write(body)
-            answers.flush()
-
-    crew = ThreadPoolExecutor(threads)
-    try:
-        while True:
-            crew.submit(answer, *pickle.load(requests))
-    except (EOFError, pickle.UnpicklingError):
-        os._exit(0)  # further answers are not read

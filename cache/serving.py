@@ -22,6 +22,7 @@ import socket
 import ssl
 import stat
 import subprocess
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -36,7 +37,7 @@ from typing import IO, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cache.errors import AddressError, PackerError, ServingError
 from cache.files import Folder, PathError, atomic_write, read_regular
-from cache.remote import RemoteUrl, parse_url, start_child
+from cache.remote import RemoteUrl, parse_url
 from cache.system import require, resource
 
 _T = TypeVar("_T")
@@ -413,6 +414,15 @@ _END = b"\n"
 _ANY_PORT = 9  # the discard service; no packet is sent
 
 
+def _start_child(code: str) -> tuple[subprocess.Popen[bytes], IO[bytes], IO[bytes]]:
+    """Run `code` in a new interpreter with the import path of this one. Returns the process, its input and output."""
+    boot = f"import json, sys; sys.path[:] = json.loads(sys.argv[1]); {code}"
+    command = [sys.executable, "-c", boot, json.dumps([path or os.getcwd() for path in sys.path])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    return process, process.stdin, process.stdout
+
+
 class ServerProcess:
     """A server in another process. Raises ServingError if it does not start.
 
@@ -425,7 +435,7 @@ class ServerProcess:
         except Exception as error:
             raise ServingError(f"this reader cannot be opened by the process that serves it: {error}") from error
         self._owner = os.getpid()
-        self._process, self._input, self._output = start_child(_BOOT)
+        self._process, self._input, self._output = _start_child(_BOOT)
         timer = threading.Timer(_START_SECONDS, self._process.kill)
         timer.start()
         try:

@@ -34,9 +34,10 @@ from packer.conversion.images import check_image
 from readers.decode import Region, Scratch, decode_image, decode_unchanged
 from readers.headers import read_header, sniff
 from readers.headers.base import upright_size
+from readers.headers.pillow import PLUGINS, missing_plugin
 
 LIMIT_BYTES = 2 << 30
-OURS = {"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF"}
+OURS = {"JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", *PLUGINS.values()}
 _BITS_PER_SAMPLE, _PLANAR = 258, 284
 
 
@@ -121,6 +122,8 @@ def main() -> None:
     silence = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):  # libtiff and libpng say there what they make of an image
         os.dup2(silence, stream)
+    for media in PLUGINS:
+        missing_plugin(media)  # registers it with Pillow
     scratch = Scratch()
     for line in sys.stdin:
         path = Path(line.rstrip("\n"))

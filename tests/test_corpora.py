@@ -1,8 +1,9 @@
 """Folders of public images: all that Pillow reads is read, with Pillow's pixels, within 2 GiB.
 
 The folders are named in CORPORA, separated by blanks: `make test-corpora CORPORA='DIR DIR'`. Fetch, for example, the
-test images of python-pillow/Pillow, image-rs/jpeg-decoder, recurser/exif-orientation-examples and
-libjpeg-turbo/seed-corpora. `tests/corpus_worker.py` says what is compared.
+test images of python-pillow/Pillow, image-rs/jpeg-decoder, recurser/exif-orientation-examples,
+libjpeg-turbo/seed-corpora, link-u/avif-sample-images, AOMediaCodec/av1-avif, libjxl/conformance and
+bigcat88/pillow_heif. `tests/corpus_worker.py` says what is compared.
 """
 
 from __future__ import annotations

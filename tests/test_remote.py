@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,7 +25,7 @@ from conftest import files_of
 from crc32c import crc32c
 from remote_servers import Fault, FileServer, Proxy
 from remote_suite import BUCKET, put_files
-from suites.programs import Notes, run_packer, run_python
+from suites.programs import Notes, run_packer
 from suites.staging import staged, staged_files_of
 from torch.utils.data import DataLoader, Dataset
 
@@ -36,10 +37,10 @@ from cache.errors import (
     DeniedError,
     MissingError,
     RemoteError,
-    SlowError,
     TruncatedError,
+    UnsupportedError,
 )
-from cache.remote import Courier, Patience, Remote, Span, parallel_gets, parse_url, translated
+from cache.remote import Patience, Remote, Span, parallel_gets, parse_url, translated
 from cache.staging import sources as staging_remote
 from cache.stores.remote import Ahead
 from packer.testing.children import in_child
@@ -247,6 +248,36 @@ def test_a_forked_child_meets_the_same_errors(reader: Any, proxy: Proxy) -> None
     proxy.faults.append(Fault("status", where="train-000001", times=9, status=403))
     in_child(child)
     assert len(reader.read(5)) > 0
+
+
+def test_forked_children_read_by_themselves(reader: Any, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also children of theirs, while threads of the parent read, and after a closed connection."""
+    expected = [bytes(local.read(i)) for i in range(12)]
+
+    def child() -> None:
+        assert [bytes(data) for data in reader.read_many(range(12))] == expected
+        reader.close()
+        in_child(lambda: check(reader.read(5)))
+        check(reader.read(5))
+
+    def check(data: bytes) -> None:
+        assert bytes(data) == expected[5]
+
+    import obstore
+
+    with ThreadPoolExecutor(4) as pool:
+        busy = [pool.submit(reader.read, i) for i in [0, 1, 2, 3] * 50]
+        for _ in range(3):
+            in_child(child)
+        assert all(future.result() for future in busy)
+    check(reader.read(5))
+    monkeypatch.setattr(obstore._obstore, "__file__", "/nowhere")
+
+    def cannot() -> None:
+        with pytest.raises(UnsupportedError, match="multiprocessing_context='spawn'"):
+            reader.read(1)
+
+    in_child(cannot)
 
 
 def test_pickled_without_the_index(
@@ -508,44 +539,6 @@ def test_a_web_server_without_etags(packed: Path, local: Any, tmp_path: Path, mo
         with readers.stage(f"{proxy.url}/set", tmp_path / "to", splits=("val",)) as copy:
             names = {name for name in data_of(copy) if not name.startswith("val.index/")}
             assert names == {"dataset.json", "val-000000.tar", "val-000001.tar"}
-
-
-def test_a_courier_that_dies_or_does_not_answer(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its callers get an error, and the next call starts another."""
-    courier = Courier()
-    url, patience = parse_url(address), Patience(2, 0)
-    data, facts = courier.ask(url, patience, "whole", "dataset.json", 1 << 20)
-    assert data.startswith(b"{") and facts.bytes == len(data)
-    courier._process.kill()
-    with pytest.raises(RemoteError, match="has ended; try again"):
-        while True:  # until the kill is seen
-            courier.ask(url, patience, "head", "dataset.json")
-    assert not courier.alive
-    courier.close()
-    monkeypatch.setattr("cache.remote._BOOT", "import time; time.sleep(60)")
-    monkeypatch.setattr("cache.remote._START_SECONDS", -15.9)
-    courier = Courier()
-    with pytest.raises(SlowError, match="did not answer and was ended"):
-        courier.ask(url, Patience(1, 0), "head", "dataset.json")
-    assert not courier.alive
-
-
-def test_a_courier_ends_with_its_process(address: str) -> None:
-    script = (
-        "import os, sys, readers\n"
-        "reader = readers.open(sys.argv[1], 'train'); reader.read(0)\n"
-        "if os.fork() == 0:\n"
-        "    reader.read(1)\n"
-        "    from cache import remote\n"
-        "    print(remote._process.courier._process.pid, flush=True)\n"
-        "    os.kill(os.getpid(), 9)\n"
-        "os.wait()\n"
-    )
-    done = run_python("-c", script, address)
-    assert done.returncode == 0, done.stderr
-    stat, until = Path(f"/proc/{int(done.stdout)}/stat"), time.monotonic() + 300
-    while stat.exists() and stat.read_text().split()[2] != "Z":
-        assert time.monotonic() < until, "the courier outlived its process"
 
 
 # --- staging --------------------------------------------------------------------------------------------------------

@@ -201,6 +201,15 @@ def test_classes_are_unified_by_name(one: Path, two: Path, tmp_path: Path, sourc
         check(one, before | content(two))
 
 
+def test_a_split_that_the_set_lacks_is_linked(tmp_path: Path) -> None:
+    one, other = (
+        pack_tree(tmp_path / split, "tar", {split: {"cat": 2}}, seed) for seed, split in enumerate(("train", "val"))
+    )
+    expected = content(one) | content(other)
+    assert packer.append(one, other, run=RUN).linked == 1
+    check(one, expected)
+
+
 def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> None:
     packer.append(one, two, run=RUN)
     state = (one / "dataset.json").read_bytes()

@@ -460,6 +460,16 @@ def test_images_of_plugins_have_pillow_s_pixels_upright(medium: str) -> None:
         assert own.shape[:2] == expected.shape[:2] and own.ndim == (2 if mode == "L" else 3)
 
 
+def test_each_read_opens_a_jpeg_xl_once_as_opening_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    if missing := missing_plugin("jxl"):
+        pytest.skip(missing)
+    data, opens, opened = encoded(picture(48, 64), "JXL"), [0], Image.open
+    monkeypatch.setattr(Image, "open", lambda *of, **more: (opens.append(0), opened(*of, **more))[1])
+    for number, read in enumerate((decode_image, decode_unchanged, lambda data: check_image(data, "RGB")), 2):
+        read(data)
+        assert len(opens) == number
+
+
 def test_one_that_is_cut_or_changed_is_a_bad_sample(medium: str) -> None:
     exif = Image.Exif()
     exif[0x010E] = "boxes"  # which a JPEG XL has for metadata

@@ -197,7 +197,8 @@ class _Writing:
     def _split(self, name: str, pieces: tuple[Piece, ...]) -> SplitInfo:
         assert self._change is not None
         known = self._change.info
-        is_same = len(pieces) == 1 and pieces[0].is_whole and pieces[0].split == name
+        first = pieces[0]
+        is_same = len(pieces) == 1 and first.is_whole and first.split == name and first.root == self._root
         if (
             known is not None
             and is_same

@@ -99,7 +99,7 @@ _GREY_ALPHA_16, _FOUR_BYTES = "LA;16B", "RGBA"
 
 def decode_whole(data: Buffer, header: ImageHeader) -> npt.NDArray[np.uint8]:
     """Upright RGB pixels, uint8 [height, width, 3]. Raises BadSampleError."""
-    with opened(data, header.media) as image:
+    with opened(data, header.media, header) as image:
         bits = bits_of_grey(image)
         reason = without_rgb(image)
         if reason:
@@ -117,7 +117,7 @@ def decode_stored(data: Buffer, header: ImageHeader, *, indices: bool = True) ->
 
     Raises BadSampleError, without `indices` also for an image with a palette.
     """
-    with opened(data, header.media) as image:
+    with opened(data, header.media, header) as image:
         if image.mode in _PALETTE and not indices:
             raise BadSampleError(_INDICES)
         layout, other = _layout_of(image), _other_byte(image)

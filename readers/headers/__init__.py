@@ -89,8 +89,9 @@ _FORMATS = {
     "tiff": _Format(parse_tiff, frames=tiff_frames),
     **{
         media: _Format(partial(parse_iso, media=media), has_exif=False, frames=partial(iso_frames, media=media))
-        for media in ("avif", "heif", "jxl")
+        for media in ("avif", "heif")
     },
+    "jxl": _Format(partial(parse_iso, media="jxl"), has_exif=False),
 }
 _DEEP = (b"\x89", b"I", b"M", b"\0")  # how PNGs, TIFFs and ISO files begin
 
@@ -137,6 +138,8 @@ def read_frame(data: Buffer) -> tuple[ImageHeader, int]:
     """(header, offset of the height in a JPEG's frame) of an image; the offset is 0 if only Pillow can decode it."""
     media = sniff(data)
     try:
+        if media == "jxl":
+            return parse_iso(data, media, keep=True), 0
         return parse_frame(data) if media == "jpeg" else (parse_any(data), 0)
     except RefusedImageError:
         raise

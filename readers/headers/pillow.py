@@ -108,12 +108,25 @@ def _jxl_size(data: Buffer) -> tuple[int, int]:
     return height, height * over // under
 
 
-def parse_iso(data: Buffer, media: str) -> ImageHeader:
-    """Parse the header of an AVIF, HEIC or JPEG XL; a JPEG XL is decoded for it. Raises BadSampleError."""
+class OpenedHeader(ImageHeader):
+    """A header with the image that Pillow opened for it."""
+
+    image: Image
+
+
+def parse_iso(data: Buffer, media: str, *, keep: bool = False) -> ImageHeader:
+    """Parse the header of an AVIF, HEIC or JPEG XL. Raises BadSampleError.
+
+    Pillow's plug-in decodes a JPEG XL when it opens it. keep: return an OpenedHeader, from which `opened` takes it.
+    """
     if data[:1] != b"\xff" and not {b"mdat", _JXL_STREAM, _JXL_PART} & {kind for kind, _, _ in _boxes(data, media)}:
         raise truncated(media, 0, "a box with the pixels", data)
     with opened(data, media) as image:
-        return ImageHeader(media, image.height, image.width, len(image.getbands()), 0, _orientation(image))
+        header = OpenedHeader(media, image.height, image.width, len(image.getbands()), 0, _orientation(image))
+    if not keep:
+        return ImageHeader(*header)
+    header.image = image
+    return header
 
 
 def iso_bits(data: Buffer) -> int:
@@ -140,12 +153,13 @@ _ORIENTATION = 0x0112
 
 
 @contextmanager
-def opened(data: Buffer, media: str) -> Iterator[Image]:
-    """The image opened by Pillow, not yet decoded. Any error in the block is raised as BadSampleError."""
+def opened(data: Buffer, media: str, header: ImageHeader | None = None) -> Iterator[Image]:
+    """The image opened by Pillow, or kept in `header`. Any error in the block is raised as BadSampleError."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(io.BytesIO(data), formats=_formats(data, media)) as image:
+        kept = header.image if isinstance(header, OpenedHeader) else None
+        with kept or Image.open(io.BytesIO(data), formats=_formats(data, media)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise BadSampleError(f"{image.height} x {image.width} pixels are more than the {MAX_PIXELS} decoded")
             if media == "jpeg":
