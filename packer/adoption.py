@@ -172,10 +172,10 @@ def open_shard(
         raise SourceError(f"{shard}: has no samples")
     names = tuple(located.payloads)
     arrays = located.samples.arrays(located.payloads)
-    wanted = ["label", *(f"{name}.{column}" for name in names for column in ("offset", "length"))]
+    names_needed = ["label", *(f"{name}.{column}" for name in names for column in ("offset", "length"))]
     columns = MemoryColumns(
         Strings(arrays["key"], arrays["key.offset"]),
-        {name: arrays[name] for name in wanted},
+        {name: arrays[name] for name in names_needed},
         names,
         located.classes.in_order()[0],
         names={name: Strings(arrays[f"{name}.name"], arrays[f"{name}.name.offset"]) for name in names},
@@ -533,12 +533,12 @@ class _Adoption:
         """Refuse, before hours of reading, what file names show: missing shards, and a damaged dataset.json."""
         there, known = self._found.there, self._found.known
         if known and (known.edited or known.separate):
-            what = [EDITS[name] for name in known.edited] + [
+            edits = [EDITS[name] for name in known.edited] + [
                 f"the field {name} is in separate shards" for name in known.separate
             ]
             raise OutputError(
                 f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "
-                f"do not contain all of it: {'; '.join(what)}. Restore the index from a copy of the set, or make the "
+                f"do not contain all of it: {'; '.join(edits)}. Restore the index from a copy of the set, or make the "
                 f"set again according to its history ( packer inspect )"
             )
         if there and there.info is None:
@@ -814,9 +814,9 @@ def _one_format(paths: Sequence[Path]) -> str:
     return first
 
 
-def _common_folder(asked: Sequence[Path], files: Sequence[Path]) -> Path:
-    if len(asked) == 1 and asked[0].is_dir():
-        return asked[0]
+def _common_folder(paths: Sequence[Path], files: Sequence[Path]) -> Path:
+    if len(paths) == 1 and paths[0].is_dir():
+        return paths[0]
     folders = {path.parent for path in files}
     if len(folders) > 1:
         raise SourceError("the shards are in several folders; choose the folder of the index with output=DIR")
@@ -929,13 +929,13 @@ def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
             f"were indexed: damaged, or rewritten"
         )
     classes = [name for name in old.classes if name not in new.classes]
-    for what, names in (
+    for noun, names in (
         ("split", old.splits.keys() - {name for name, split in new.splits.items() if split.shards}),
         ("class", classes),
         ("field", old.fields.keys() - new.fields.keys()),
     ):
         if names:
-            lost.append(f"{plural(len(names), what)} ({listed(sorted(names))})")
+            lost.append(f"{plural(len(names), noun)} ({listed(sorted(names))})")
     if not classes and old.classes != new.classes[: len(old.classes)]:
         lost.append("the order of the classes")
     return lost

@@ -119,8 +119,8 @@ class _Upload:
     def _documents(self, text: bytes) -> list[StagedFile]:
         """README.md and the like, which readers do not need. Raises OutputError if they describe another state."""
         info = parse_dataset_info(text, self._directory / DATASET_FILE)
-        for name, what in differences(partial(read_document, self._directory), text, info, self._directory):
-            raise OutputError(f"{self._directory / name}: {what}")
+        for name, problem in differences(partial(read_document, self._directory), text, info, self._directory):
+            raise OutputError(f"{self._directory / name}: {problem}")
         with Folder(self._directory) as place:
             statuses = {name: place.lstat(name) for name in info.documents if place.kind(name) == "file"}
         files = [StagedFile(name, status.st_size) for name, status in statuses.items() if status is not None]

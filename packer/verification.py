@@ -130,8 +130,8 @@ def check_index(root: Path, info: DatasetInfo, split: str, problems: Problems, r
     remedy = remedy or f"rebuild it with  packer index {quoted(root)}"
     files = info.splits[split]
     damaged = list(damaged_columns(root, files))
-    for name, what in damaged:
-        problems.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
+    for name, problem in damaged:
+        problems.add(Problem(split, f"{files.index}/{name}", f"{problem}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
             Index(root / files.index, files.samples, reader.fields, info.separate).check()
@@ -202,7 +202,7 @@ class LocatedRows:
         """(sample, difference between index and shard); payloads without a sample are ignored."""
         for name, place in sample.ranges.items():
             for row in self._rows.pop((name, *place), ()):
-                yield from ((row, what) for what in self._compared(row, name, sample))
+                yield from ((row, problem) for problem in self._compared(row, name, sample))
 
     def _compared(self, row: int, of: str, sample: Located) -> Iterator[str]:
         reader, key = self._reader, self._reader.keys[row]
@@ -301,15 +301,15 @@ class _Comparison:
         for name, payload in zip(self._listing.fields, payloads, strict=True):
             packed = reader.read(index, name) if name in reader.fields and reader.has(index, name) else None
             if payload != packed:
-                what = "differs from the source" if name == "image" else f"field {name} differs from the source"
-                self._add(split, what, index, key)
+                problem = "differs from the source" if name == "image" else f"field {name} differs from the source"
+                self._add(split, problem, index, key)
         label = int(reader.labels[index])
         if _class(self._set_classes, label) != _class(self._source_classes, part.labels[i]):
             expected = _class(self._source_classes, part.labels[i])
             self._add(split, f"has the label {label}, the source says {expected}", index, key)
 
-    def _add(self, split: str, what: str, index: int | None = None, key: str | None = None) -> None:
-        self._found.add(Problem(split, str(self._root), what, index, key))
+    def _add(self, split: str, problem: str, index: int | None = None, key: str | None = None) -> None:
+        self._found.add(Problem(split, str(self._root), problem, index, key))
 
 
 def _file_name(reader: readers.Reader, index: int) -> str:
@@ -425,8 +425,8 @@ def verify(
             first += shard.samples
         sound &= check_index(root, info, name, problems)
     text = read_regular(root / DATASET_FILE, MAX_JSON_BYTES)
-    for file, what in differences(partial(read_document, root), text, info, root):
-        problems.add(Problem("all", file, what))
+    for file, problem in differences(partial(read_document, root), text, info, root):
+        problems.add(Problem("all", file, problem))
     if not any(split.samples for split in info.splits.values()):
         problems.add(Problem("all", DATASET_FILE, "the set has no samples, so there is nothing to read or train on"))
     digests: dict[str, str] = {}
@@ -480,9 +480,9 @@ def verify_shard(task: _Task, counter: Counter) -> tuple[Problems, str]:
 
     reader = open_packed(task.root, task.split, recognise=False)
 
-    def wrong(what: str, index: int | None = None) -> None:
+    def wrong(problem: str, index: int | None = None) -> None:
         key = None if index is None else _key_of(reader, index)
-        problems.add(Problem(task.split, task.shard.path, what, index, key))
+        problems.add(Problem(task.split, task.shard.path, problem, index, key))
 
     try:
         reader.store.check(task.number)
@@ -526,11 +526,11 @@ def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) 
             if count > task.shard.samples:
                 continue
             try:
-                what = sample_difference(reader, index, sample, task.shard.path)
+                problem = sample_difference(reader, index, sample, task.shard.path)
             except DatasetError as error:
-                what = str(error)
-            if what:
-                wrong(what, index)
+                problem = str(error)
+            if problem:
+                wrong(problem, index)
     except FormatError as error:
         wrong(f"{task.format} structure: {error}")
         return
@@ -545,13 +545,13 @@ def _check_rows(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> 
     try:
         for sample in located_samples(format_named(task.format), path, task.options):
             count += 1
-            for index, what in rows.differences(sample):
-                wrong(what, index)
+            for index, problem in rows.differences(sample):
+                wrong(problem, index)
     except FormatError as error:
         wrong(f"{task.format} structure: {error}")
         return
-    for index, what in rows.missing():
-        wrong(what, index)
+    for index, problem in rows.missing():
+        wrong(problem, index)
     if all_listed and count != task.shard.samples:
         wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
@@ -573,11 +573,11 @@ def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Cou
             except PackerError as error:
                 wrong(str(error), index)
                 continue
-            what = _payload_fault(reader, index, name, payload, task.decode if task.deep else "none")
-            if not what and name == "image":
-                what = header_difference(info, index, payload)
-            if what:
-                wrong(what, index)
+            problem = _payload_fault(reader, index, name, payload, task.decode if task.deep else "none")
+            if not problem and name == "image":
+                problem = header_difference(info, index, payload)
+            if problem:
+                wrong(problem, index)
             counter.report(0, len(payload or b""))
         if done % _REPORT_SAMPLES == 0:
             counter.report(_REPORT_SAMPLES, 0)
@@ -627,8 +627,8 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         except DatasetError as error:
             problems.add(Problem(name, split.index, str(error)))
     text = remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
-    for file, what in differences(partial(_read_object, remote), text, home.info, remote.url):
-        problems.add(Problem("all", file, what))
+    for file, problem in differences(partial(_read_object, remote), text, home.info, remote.url):
+        problems.add(Problem("all", file, problem))
     shards = [(name, shard) for name, split in home.info.splits.items() for shard in split.shards]
     files = [(name, _File(shard.path, shard.bytes, shard.crc32c)) for name, shard in shards]
     for name in sound:
@@ -696,6 +696,6 @@ class _RemoteCheck:
         if crc != file.crc32c:
             self._wrong(split, file, f"the CRC32C of the whole file is {crc:08x}, dataset.json says {file.crc32c:08x}")
 
-    def _wrong(self, split: str, file: _File, what: str) -> None:
+    def _wrong(self, split: str, file: _File, problem: str) -> None:
         with self._lock:
-            self._found.add(Problem(split, file.path, what))
+            self._found.add(Problem(split, file.path, problem))

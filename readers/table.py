@@ -925,15 +925,15 @@ class Table:
 
         The first call builds an index of the keys, which needs 8 bytes per sample and is kept in this process.
         """
-        keys, wanted = self.keys, hash(key)
+        keys, hashed = self.keys, hash(key)
         if self._by_hash is None:
             hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
             self._by_hash = hashes.argsort(kind="stable")
-        start = bisect_left(self._by_hash.data, wanted, key=lambda number: hash(keys[number]))
+        start = bisect_left(self._by_hash.data, hashed, key=lambda number: hash(keys[number]))
         for number in self._by_hash.data[start:]:
             if keys[number] == key:
                 return number
-            if hash(keys[number]) != wanted:
+            if hash(keys[number]) != hashed:
                 break
         example = f"; the first is {keys[0]!r}" if len(self) else ""
         raise UnknownNameError(f"{self.described}: no sample has the key {key!r}{example}")

@@ -300,14 +300,14 @@ class Neighbours(StoreOver):
         if not others:
             self._count(own=len(own))
             return self.source.read(extents)
-        asked = [(node, which, self._store_of(node)) for node, which in others]
+        requests = [(node, which, self._store_of(node)) for node, which in others]
         if len(others) > 1 or len(own):  # ask all at the same time
-            for _, which, store in asked:
+            for _, which, store in requests:
                 if store is not None:
                     store.prefetch(extents.take(which))
         payloads: list[Buffer] = [b""] * len(extents.row)
         self._read_own(extents, own, payloads)
-        for node, which, store in asked:
+        for node, which, store in requests:
             data = self._ask(node, store, extents.take(which))
             if data is None:
                 self._read_own(extents, which, payloads)

@@ -543,8 +543,8 @@ class _Group:
     def sample(self) -> Located:
         options, ranges, left_behind = self._options, dict[str, tuple[int, int]](), list[str]()
         names = dict(self._names or {})
-        wanted = (options.image_key or IMAGE_EXTENSIONS).split(";")
-        image_extension = next((extension for extension in wanted if extension in self.members), None)
+        extensions = (options.image_key or IMAGE_EXTENSIONS).split(";")
+        image_extension = next((extension for extension in extensions if extension in self.members), None)
         for extension, member in self.members.items():
             if extension in (options.label_key or _LABEL_EXTENSION, _NAME_EXTENSION):
                 continue

@@ -468,8 +468,8 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
             f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
             f"image_key='KEY'"
         )
-    wanted = {"image": image_key, **options.extra_fields}
-    fields = {key: field for field, key in wanted.items() if key}
+    keys = {"image": image_key, **options.extra_fields}
+    fields = {key: field for field, key in keys.items() if key}
     name_key, label_key = _first(features, NAME_FEATURES), next((key for key in labels if key in features), "")
     class_key = _first(features, CLASS_FEATURES) or (label_key if _is_bytes(features.get(label_key)) else "")
     used = {*fields, name_key, *CLASS_FEATURES, *labels, *_DERIVED}
@@ -479,7 +479,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
     for name, feature in features.items():
         own, _, part = name.rpartition("/")
         field = fields.get(name, "")
-        if not field and name not in used and _field_of(name) not in wanted:
+        if not field and name not in used and _field_of(name) not in keys:
             field = _field_of(name)  # the options name another feature, so this one is a further field
         if field and _is_bytes(feature):
             first, stop = feature.ranges[0]

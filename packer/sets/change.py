@@ -203,8 +203,8 @@ class Change:
     def _check_empty(self) -> None:
         names = [name for name in self.place.names() if name != WORK_FOLDER]
         if names:
-            what = "holds a set" if DATASET_FILE in names else f"is not empty (there is {names[0]!r})"
-            raise OutputError(f"{self.root}: {what}; choose another output")
+            problem = "holds a set" if DATASET_FILE in names else f"is not empty (there is {names[0]!r})"
+            raise OutputError(f"{self.root}: {problem}; choose another output")
 
     # --- what killed commands left ------------------------------------------------------------------------------
     def _clean(self) -> None:

@@ -25,8 +25,8 @@ def shares(count: int, fractions: Sequence[float]) -> list[int]:
         raise ValueError(f"fractions are {list(fractions)}, expected shares of 1, such as 0.9")
     total = math.fsum(fractions)
     if abs(total - 1) > _TOLERANCE:
-        what = "add a split for the rest" if total < 1 else "make them smaller"
-        raise ValueError(f"fractions sum to {total:.9g}, expected 1; {what}")
+        advice = "add a split for the rest" if total < 1 else "make them smaller"
+        raise ValueError(f"fractions sum to {total:.9g}, expected 1; {advice}")
     exact = [count * fraction / total for fraction in fractions]
     counts = [math.floor(share + _TOLERANCE) for share in exact]
     order = sorted(range(len(exact)), key=lambda number: counts[number] - exact[number])

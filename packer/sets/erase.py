@@ -187,8 +187,8 @@ class _Erasure:
         except SourceError as error:
             raise SourceError(f"{error}; to erase the whole set, remove the directory {self._root}") from error
         if len(self._left) == len(whole):
-            what = "no keys are given" if where is None else f"{where!r:.200} is false for all its samples"
-            raise SourceError(f"{self._root}: nothing is erased: {what}{self._of_dropped()}")
+            reason = "no keys are given" if where is None else f"{where!r:.200} is false for all its samples"
+            raise SourceError(f"{self._root}: nothing is erased: {reason}{self._of_dropped()}")
         self._arguments = {"keys": "listed"} if where is None else without_values({"where": where})
         self._kept = {name: piece for name, (piece,) in self._left.splits.items()}
         self._gone = {name: self._lost(name, piece) for name, (piece,) in whole.splits.items()}

@@ -337,12 +337,12 @@ def reshard(
     root, watcher = Path(path), watcher or Silent()
     target = root if output is None else local_output(output)
     info = read_dataset_info(root)
-    wanted = to or (info.format if info.format in writable_formats() else "")
-    if not wanted:
+    format = to or (info.format if info.format in writable_formats() else "")
+    if not format:
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
-    raw = Reencode("raw") if PIXELS in info.fields.values() and wanted == "hdf5" else None
+    raw = Reencode("raw") if PIXELS in info.fields.values() and format == "hdf5" else None
     images, shuffle = Images(decode=decode_of(info), reencode=raw), shards.shuffle
-    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=has_checksums(info)))
+    options = ConvertOptions(format, images=images, shards=replace(shards, checksums=has_checksums(info)))
     source = PackedSource(root, raw=raw is not None)
     if dry_run:
         return _resharded(root, info, options, source.list(None), None)

@@ -257,15 +257,15 @@ def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
     """Raise SourceError if sets (by their titles) cannot be joined."""
     (first_title, first), *others = infos.items()
     for title, info in others:
-        for what, one, other, remedy in (
+        for subject, one, other, remedy in (
             ("the format", first.format, info.format, f"packer reshard {quoted(title)} --to {first.format} -o DIR"),
             ("the label offset", first.label_offset, info.label_offset, f"packer reshard {quoted(title)} -o DIR"),
             ("names in shards made elsewhere", first.adopted, info.adopted, f"packer reshard {quoted(title)} -o DIR"),
             ("decode", decode_of(first), decode_of(info), "packer convert  with the same decode=… for both"),
         ):
-            if one != other and not (what == "decode" and "none" in (one, other)):
+            if one != other and not (subject == "decode" and "none" in (one, other)):
                 raise SourceError(
-                    f"{first_title} and {title} cannot be one set: {what} is {_quoted(one)} in the first and "
+                    f"{first_title} and {title} cannot be one set: {subject} is {_quoted(one)} in the first and "
                     f"{_quoted(other)} in the second; make them alike with  {remedy}"
                 )
 
@@ -409,11 +409,11 @@ def labels_by_key(
     used: set[tuple[str, str]] = set()
     changed: dict[str, tuple[Piece, ...]] = {}
     for name, pieces in splits.items():
-        wanted = {key: (split, key) for split, key in numbers if split == ""}
-        wanted |= {key: (split, key) for split, key in numbers if split == name}
+        places_of = {key: (split, key) for split, key in numbers if split == ""}
+        places_of |= {key: (split, key) for split, key in numbers if split == name}
         new: list[Piece] = []
         for piece in pieces:
-            places = [(i, wanted[key]) for i, key in enumerate(piece.keys) if key in wanted]
+            places = [(i, places_of[key]) for i, key in enumerate(piece.keys) if key in places_of]
             used.update(place for _, place in places)
             labels = np.array(piece.current_labels)
             labels[[i for i, _ in places]] = [numbers[place] for _, place in places]
@@ -463,8 +463,8 @@ class _Numbering:
                 return number
             raise SourceError(f"{where}: the label is {text}, expected -1 to {self._count - 1}, or a class name")
         if not isinstance(label, str) or not self._takes_names:
-            what = "a text" if self._takes_names else "a whole number, as all labels of this set"
-            raise SourceError(f"{where}: the label is {label!r:.80}, expected {what}")
+            expected = "a text" if self._takes_names else "a whole number, as all labels of this set"
+            raise SourceError(f"{where}: the label is {label!r:.80}, expected {expected}")
         number = self._numbers.setdefault(text, len(self._numbers))
         self._refuse_both()
         return number

@@ -63,12 +63,12 @@ class _Unpickler(pickle.Unpickler):
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dict in a pickled file: of lists, numbers, strings and arrays. Raises SourceError for anything else."""
-    what = "a pickled file that cannot be read without running code from it"
-    with refusing(path, what), open_regular(path) as file:
+    problem = "a pickled file that cannot be read without running code from it"
+    with refusing(path, problem), open_regular(path) as file:
         try:
             content = _Unpickler(file, encoding="latin-1").load()
         except (pickle.PickleError, MemoryError) as error:
-            raise SourceError(f"{path}: {what}: {str(error) or 'it takes too much memory'}") from error
+            raise SourceError(f"{path}: {problem}: {str(error) or 'it takes too much memory'}") from error
         return {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
@@ -189,8 +189,8 @@ def _read_batch(path: Path, keys: list[str]) -> tuple[int, npt.NDArray[np.int64]
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = content.find(data.tobytes())
     if start < 0:
-        what = "its arrays are written as text; load it with Python, and pickle it again with protocol=4"
-        raise SourceError(f"{path}: {what}")
+        problem = "its arrays are written as text; load it with Python, and pickle it again with protocol=4"
+        raise SourceError(f"{path}: {problem}")
     with refusing(path, f"{' and '.join(keys)} are not lists of {len(data):,} labels"):
         labels = np.array([[int(label) for label in batch[key]] for key in keys], np.int64).T
         if labels.shape != (len(data), len(keys)) or (labels.size and labels.min() < 0):

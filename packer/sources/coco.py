@@ -166,8 +166,8 @@ class _Text:
         self._is_whole = not more
         self._start, self._at, self._text = self._start + self._at, 0, ahead + more.decode("latin-1")
 
-    def _bad(self, what: str) -> SourceError:
-        return SourceError(f"{self._path}: byte {self._start + self._at}: {what}; not a JSON object, or cut short")
+    def _bad(self, problem: str) -> SourceError:
+        return SourceError(f"{self._path}: byte {self._start + self._at}: {problem}; not a JSON object, or cut short")
 
 
 # ------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def _id(part: JsonPart, member: str, path: Path) -> int:
     return value
 
 
-def _bad(path: Path, part: JsonPart, what: str) -> SourceError:
-    return SourceError(f"{path}: byte {part.offset}: {part.member}: {what}")
+def _bad(path: Path, part: JsonPart, problem: str) -> SourceError:
+    return SourceError(f"{path}: byte {part.offset}: {part.member}: {problem}")
 
 
 class CocoSource(AnnotatedSource):

@@ -208,26 +208,26 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
 
     Raises SourceError if there is no image, or no such label.
     """
-    images = [name for name, what in contents.items() if what == "image"]
+    images = [name for name, kind in contents.items() if kind == "image"]
     image = first_column(images, _IMAGE_COLUMNS) or next(iter(images), None)
     if image is None:
-        there = ", ".join(f"{name!r} ({what})" for name, what in contents.items())
+        there = ", ".join(f"{name!r} ({kind})" for name, kind in contents.items())
         raise SourceError(f"{where}: no column of images; it has {there or 'none'}")
     target = label if contents.get(label or "") in _TARGETS else None
     label = None if target else label
     if label is not None and contents.get(label) not in _NAMES:
-        what = "no column" if label not in contents else "neither numbers nor names in the column"
+        problem = "no column" if label not in contents else "neither numbers nor names in the column"
         possible = [name for name, content in contents.items() if content in _NAMES]
         raise SourceError(
-            f"{where}: {what} {label!r} (label_column={label!r}); labels could be in {', '.join(possible) or 'none'}"
+            f"{where}: {problem} {label!r} (label_column={label!r}); labels could be in {', '.join(possible) or 'none'}"
         )
     usual = (*LABEL_COLUMNS, *_MORE_LABELS)
     for kinds in () if target else (("class",), ("integer", "text")):
-        of_kind = [name for name, what in contents.items() if what in kinds]
+        of_kind = [name for name, kind in contents.items() if kind in kinds]
         label = label or first_column(of_kind, usual) or (of_kind[0] if kinds == ("class",) and of_kind else None)
     if label is None and target is None:
-        target = first_column([name for name, what in contents.items() if what == "number"], usual)
-    texts = [name for name, what in contents.items() if what in ("text", "texts") and name != label]
+        target = first_column([name for name, kind in contents.items() if kind == "number"], usual)
+    texts = [name for name, kind in contents.items() if kind in ("text", "texts") and name != label]
     caption = first_column(texts, CAPTION_COLUMNS)
     fields, columns = {"image": "image"}, {"image": image}
     if target is not None:
@@ -235,17 +235,17 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
     if caption is not None:
         fields["caption"], columns["caption"] = "text", caption
     metadata = []
-    for name, what in contents.items():
+    for name, kind in contents.items():
         if name in (image, label, caption, target):
             continue
-        if what not in _FIELD_KINDS:
+        if kind not in _FIELD_KINDS:
             metadata.append(name)
             continue
         field = field_named(name)
         if field in columns:
             both = f"{columns[field]!r} and {name!r}"
             raise SourceError(f"{where}: the columns {both} would both become the field {field!r}; rename one")
-        fields[field], columns[field] = _FIELD_KINDS[what], name
+        fields[field], columns[field] = _FIELD_KINDS[kind], name
     if metadata:
         fields["json"] = "json"
     return Roles(fields, columns, label, tuple(metadata), target and target_field(target))
@@ -349,7 +349,7 @@ class ColumnSource(FileSource):
         """Remove the column of splits from `contents`, unless it is the label. Raises SourceError."""
         name = self.split_column
         if name is not None and contents.get(name) not in _NAMES:
-            possible = ", ".join(name for name, what in contents.items() if what in _NAMES)
+            possible = ", ".join(name for name, content in contents.items() if content in _NAMES)
             raise SourceError(
                 f"{self.root}: no column {name!r} of names (split_column={name!r}); splits could be in "
                 f"{possible or 'none'}"

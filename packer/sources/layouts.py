@@ -559,9 +559,9 @@ def check_layout(
     folders = _folders(files)
     hint = _known(folders, classes) or _pairs(folders, splits) or _tiny_imagenet(splits, classes)
     if hint is not None:
-        what, folder, *split = hint
+        problem, folder, *split = hint
         raise SourceError(
-            f"{where}: {what}; {_command(where, folder, *split)}; to use its folders as classes anyway, pass  "
+            f"{where}: {problem}; {_command(where, folder, *split)}; to use its folders as classes anyway, pass  "
             f"layout='tree'"
         )
     images = {
@@ -611,8 +611,8 @@ def _known(folders: set[str], classes: Sequence[str]) -> Found:
         beside = {name for name in names if f"{above}/{name}".lstrip("/") in folders}
         year = _YEAR.fullmatch(base)
         if f"/{folder}".endswith("/Data/CLS-LOC"):
-            what = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
-            return what, above.rpartition("/")[0]
+            problem = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
+            return problem, above.rpartition("/")[0]
         if year and "annotations" in beside:
             return f"holds COCO ({base}), with several labels per image, in JSON files", above
         if year and base in classes:

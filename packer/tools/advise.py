@@ -621,8 +621,8 @@ class Facts:
 
     def keeps_up(self, one: Measured) -> bool:
         """Whether decoding is fast enough for training; True if the rate of training is unknown."""
-        wanted = self.job.images_per_second
-        return wanted is None or self.rate(one) >= _SPARE * wanted
+        needed = self.job.images_per_second
+        return needed is None or self.rate(one) >= _SPARE * needed
 
 
 @dataclass(frozen=True)

@@ -220,13 +220,13 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
 def _extras() -> Iterator[Check]:
     try:
         names = importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
-        wanted = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or []]
+        requirements = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or []]
     except importlib.metadata.PackageNotFoundError:
         yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
         return
-    core = [one for one in wanted if one.marker is None]
+    core = [one for one in requirements if one.marker is None]
     by_extra = {
-        extra: [one for one in wanted if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
+        extra: [one for one in requirements if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
         for extra in sorted(set(names) - _NOT_SHOWN)
     }
     packages = sorted({one.name for needs in by_extra.values() for one in needs})

@@ -101,16 +101,16 @@ def compare_with_pillow(
                     raise BadSampleError(f"{name}: expected {pillows.shape} pixels as Pillow's, found {pixels.shape}")
                 apart = np.abs(pixels.astype(np.int16) - pillows)
                 row.append((float(apart.mean()), apart.size, int(apart.max()), by_device))
-    return [_parity(what, name, row) for (what, name, _), row in zip(contenders, rows, strict=True)] + missing
+    return [_parity(subject, name, row) for (subject, name, _), row in zip(contenders, rows, strict=True)] + missing
 
 
-def _parity(what: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
+def _parity(subject: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
     """Summarize rows: mean difference of an image, its number of values, largest difference, and by_device."""
     if not rows:
-        return Parity(what, name)
+        return Parity(subject, name)
     means, values, largest, by_device = zip(*rows, strict=True)
     mean = float(np.average(means, weights=values))
-    return Parity(what, name, len(rows), sum(by_device), mean, max(means), max(largest))
+    return Parity(subject, name, len(rows), sum(by_device), mean, max(means), max(largest))
 
 
 def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:

@@ -186,8 +186,8 @@ class DaliLoader(FeedLoader):
         self._idle: _Batches | None = None  # a pipeline at the end of an epoch
         pipeline(self._source, self.options, graph=graph)  # only checks the arguments; nothing is started
         feed = self._source.feed
-        asked = ranks or Ranks()
-        super().__init__(replace(feed, options=replace(feed.options, rank=asked.rank, world_size=asked.world_size)))
+        stated = ranks or Ranks()
+        super().__init__(replace(feed, options=replace(feed.options, rank=stated.rank, world_size=stated.world_size)))
 
     @property
     def fields(self) -> tuple[str, ...]:

@@ -497,8 +497,8 @@ def ladder_table(result: Diagnosis) -> Table:
         rates = [] if size is None else [f"{size * time.per_second:,.0f}"]
         interval = f"{1e3 * time.low:.2f}–{1e3 * time.high:.2f}"
         busy = "–" if time.cpu_busy is None else f"{time.cpu_busy:.0%}"
-        what = rung.what if rung.measured else f"{rung.what} (not measured: as the line before)"
-        rows.append([rung.stage, f"{1e3 * time.seconds:.2f}", *rates, interval, f"{time.per_second:,.2f}", busy, what])
+        work = rung.what if rung.measured else f"{rung.what} (not measured: as the line before)"
+        rows.append([rung.stage, f"{1e3 * time.seconds:.2f}", *rates, interval, f"{time.per_second:,.2f}", busy, work])
     return ["with", "ms/step", *([] if size is None else ["images/s"]), "from–to", "steps/s", "CPUs busy", ""], rows
 
 

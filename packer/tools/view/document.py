@@ -269,11 +269,11 @@ def _rank(text: str) -> tuple[float, str]:
     return (number if number == number else math.inf, text)
 
 
-def _shortened(runs: list[Run], total: int, what: str) -> list[Run]:
+def _shortened(runs: list[Run], total: int, noun: str) -> list[Run]:
     if len(runs) <= _MOST_GROUPS:
         return runs
     first = runs[_MOST_GROUPS].first
-    return [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more {what}", first, total - first)]
+    return [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more {noun}", first, total - first)]
 
 
 def chosen_of(order: OrderColumn, mask: npt.NDArray[np.bool_]) -> OrderColumn:
