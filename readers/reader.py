@@ -499,10 +499,9 @@ class _OfBlocks(Ordered, Protocol):
 class Announcer:
     """Announces the coming reads of one process in an epoch, each sample once.
 
-    It begins where reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the first
-    batch on, where those of this process are no other's and their samples fit in what is kept of announced reads.
-    Blocks that others read, too, are announced by samples, after a warning. processes: the ranks. warns: False in all
-    workers but one.
+    Announcing begins when reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the
+    first batch on, if no other process reads the same blocks and their samples fit into the memory for announced reads.
+    Shared blocks are announced by samples, after a warning. processes: the ranks. warns: False in all workers but one.
     """
 
     def __init__(

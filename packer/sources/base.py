@@ -620,7 +620,7 @@ _DAMAGE = (
 def refusing(
     where: object, what: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
 ) -> Iterator[None]:
-    """Turn errors of reading damaged bytes into one of ours, "where: what: why". Our own errors pass."""
+    """Turn errors of reading damaged bytes into a packer error, "where: what: why". Other packer errors pass."""
     try:
         yield
     except PackerError:

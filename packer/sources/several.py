@@ -229,7 +229,7 @@ class _Reader:
         return b"" if payload is None else bytes(payload[:HEAD_BYTES])
 
     def expect(self, places: Sequence[tuple[int, Any]]) -> None:
-        """Tell the readers that fetch samples ahead which of theirs come next."""
+        """Announce the next samples to the readers that fetch ahead."""
         for number in {number for number, _ in places}:
             reader = self._reader(number)
             if isinstance(reader, AheadReader):

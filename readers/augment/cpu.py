@@ -326,11 +326,11 @@ class Renderer:
         out: torch.Tensor,
         whole: torch.Tensor,
     ) -> tuple[list[bool], bool]:
-        """Those of n images that the compiled codec decodes, resizes and flips by one call: which, and whether they are
-        finished, in `whole`, or else in `out`; both [n, 3, out_height, out_width]. What is damaged is left, too, and
-        what is left has undefined contents.
+        """Decode, resize and flip n images by one call of the compiled codec, where possible; damaged ones are skipped.
 
-        table: of these images, as `tabulate_boxes` gives it. sizes: of the upright images.
+        Returns the mask of the rendered images, and whether they are finished, in `whole`, or else in `out`; both are
+        [n, 3, out_height, out_width], with undefined contents for skipped images. table: the result of
+        `tabulate_boxes` for these images. sizes: of the upright images.
         """
         from readers.coefficients import decode_boxes  # loads crc32c
 
@@ -351,8 +351,8 @@ class Renderer:
     ) -> bool:
         """The same for n images, out [n, 3, out_height, out_width], if one call can resize several of them.
 
-        False, with undefined contents of `out`, where they differ, are large, or one of them cannot be decoded, and
-        where each by itself is quicker.
+        False, with undefined contents of `out`, if they differ or are large, if one of them cannot be decoded, or if
+        separate calls are faster.
         """
         if not alike(jobs, sizes) or self._resizes_at_once(data[0], jobs[0]):
             return False

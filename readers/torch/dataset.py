@@ -551,8 +551,8 @@ class ImageDataset(Dataset[Any]):
 
 
 class _Plan(NamedTuple):
-    """What is done to the images of some samples. images: the memory of a batch, and their places in it; done: which
-    of them are there already."""
+    """The processing of the images of some samples. images: the memory of a batch, and their places in it; done: the
+    images that are already there."""
 
     tasks: Sequence[Task | Exception | None]
     images: torch.Tensor | None
