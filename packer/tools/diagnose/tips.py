@@ -270,10 +270,10 @@ _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "first": lambda e: _misplaced(e)[0],
     "of_first": lambda e: _per_sample(e, _misplaced(e)[0].stage),
     "crop_of": lambda e: _misplaced(e)[1].name,
-    "mine": lambda e: _computing_members(e, ours=True)[0],
-    "of_mine": lambda e: _per_sample(e, _computing_members(e, ours=True)[0].stage),
-    "theirs": lambda e: _computing_members(e, ours=False)[0],
-    "of_theirs": lambda e: _per_sample(e, _computing_members(e, ours=False)[0].stage),
+    "mine": lambda e: _computing_members(e, is_own=True)[0],
+    "of_mine": lambda e: _per_sample(e, _computing_members(e, is_own=True)[0].stage),
+    "theirs": lambda e: _computing_members(e, is_own=False)[0],
+    "of_theirs": lambda e: _per_sample(e, _computing_members(e, is_own=False)[0].stage),
     "for_gpu": lambda e: listed(_for_gpu(e)),
     "augmenting": lambda e: in_ms(sum(map(e.freed, _augmenting(e)))),
     "copy": lambda e: in_ms(e.added("copy")),
@@ -398,12 +398,12 @@ TIPS: tuple[Tip, ...] = (
         "first", "transform = Compose([{crop_of}(size), {first.name}(), *others])",
         _seconds_of_order),
     # Work: libraries and code.
-    Tip("compile", "compile your own transforms", lambda e, f: _computing_members(e, ours=True),
+    Tip("compile", "compile your own transforms", lambda e, f: _computing_members(e, is_own=True),
         "{mine.name}, of {mine.module}, computes {of_mine} on the CPU; loops in Python are 10 to 100 times as fast "
         "when they are compiled",
         "@numba.njit(nogil=True)\ndef work(image): ...\n"
         "op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"),
-    Tip("library", "a faster library for augmentation", lambda e, f: _computing_members(e, ours=False),
+    Tip("library", "a faster library for augmentation", lambda e, f: _computing_members(e, is_own=False),
         "{theirs.name} of torchvision takes {of_theirs} on the CPU; a recipe of readers.augment decodes, crops and "
         "resizes in one pass, and albumentations is often faster, too",
         "dataset = ImageDataset(reader, [RandomResizedCrop(224), RandomHorizontalFlip()])"),
