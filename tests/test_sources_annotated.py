@@ -441,7 +441,7 @@ BAD: list[tuple[Callable[..., Path], str, bytes, str]] = [
     (yolo, LABELS, b"0 0.5 0.5 0.1 0.1 0.9\n", "as with a confidence"),
     (yolo, LABELS, b"0 20 12 10 10\n", "in pixels?"),
     (yolo, LABELS, b"0 nan 0.5 0.1 0.1\n", "outside 0 to 1"),
-    (yolo, LABELS, b"9 0.5 0.5 0.1 0.1\n", "'9' is not a class number, 0 to 2"),
+    (yolo, LABELS, b"9 0.5 0.5 0.1 0.1\n", "'9' is not a class number, expected 0 to 2"),
     (yolo, LABELS, b"0.5 0.5 0.5 0.1 0.1\n", "is not a class number"),
     (yolo, LABELS, b"cat 0.5 0.5 0.1 0.1\n", "could not convert"),
     (yolo, LABELS, b"\xff\xfe", "not UTF-8"),

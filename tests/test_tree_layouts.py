@@ -145,7 +145,7 @@ def test_an_ordinary_tree_has_no_warnings(tree: Path) -> None:
 def test_a_table_in_a_tree_is_named_with_its_command(tmp_path: Path) -> None:
     root = tree_of(tmp_path / "my set", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2), "labels.csv": b"x"})
     (warning,) = packer.open_source(root).list(None).warnings
-    assert "'labels.csv' is a table that is not read" in warning
+    assert "'labels.csv' is a table, which is not read" in warning
     assert f"packer convert '{root}/labels.csv' --folder '{root}'" in warning
 
 

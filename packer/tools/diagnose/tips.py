@@ -137,7 +137,7 @@ def _costly_members(e: Evidence) -> list[Member]:
 
 
 def _computing_members(e: Evidence, *, is_own: bool) -> list[Member]:
-    """The costly members that compute, in the user's code (`ours`) or in torchvision."""
+    """The costly members that compute, in the user's code (`is_own`) or in torchvision."""
     return [m for m in _costly_members(e) if not e.waits(m.stage) and (
         m.module.partition(".")[0] not in _LIBRARIES if is_own else m.module.startswith("torchvision"))]  # fmt: skip
 
