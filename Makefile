@@ -117,7 +117,8 @@ seeds: $(VENV)/.ready-test
 	done; if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
 # Others' suites with a row of ours (docs/yardsticks.md): `make outside-NAME` installs one of benchmarks/outside, in an
-# environment of its own; this runs those that are installed, without the network. OUTSIDE="torchdata" runs some.
+# environment of its own (SOURCE=FOLDER: a copy of its repository); this runs those that are installed, without the network.
+# OUTSIDE="torchdata" runs some, IMAGES=FOLDER takes JPEGs of yours.
 yardsticks:
 	$(PYTHON) benchmarks/outside/table.py $(OUTSIDE) $(if $(IMAGES),--images '$(IMAGES)')
 
@@ -125,7 +126,7 @@ outside-%: .venvs/outside-%/.ready ;
 
 .venvs/outside-%/.ready: benchmarks/outside/%/install.sh
 	$(PYTHON) -m venv .venvs/outside-$*
-	sh $< '$(CURDIR)/.venvs/outside-$*'
+	sh $< '$(CURDIR)/.venvs/outside-$*' $(SOURCE)
 	touch $@
 
 # The pages of docs, the commands and the Python interface as a site in build/site; a broken reference is an error.

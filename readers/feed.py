@@ -44,7 +44,7 @@ ON_ERROR = ("raise", "skip", "substitute")
 _DONE = {"raise": "reported", "skip": "skipped", "substitute": "replaced"}
 _ADVICE = "find all such samples with `packer verify --deep`, or continue with on_error='skip' or 'substitute'"
 _SUBSTITUTES, _SUBSTITUTE_STREAM = 16, 1 << 20
-_ORDER_AT_ONCE = 1024  # computing a thousand rows of an order takes little more time than one batch
+ORDER_AT_ONCE = 1024  # computing a thousand rows of an order takes little more time than one batch
 _T = TypeVar("_T")
 _S = TypeVar("_S", bound="Steps")
 
@@ -271,8 +271,21 @@ class Steps:
             yield block
             step += len(block[0])
 
+    def positions(self, epoch: int, most: int) -> Iterator[Int64s]:
+        """The positions of this rank in an epoch, `most` at a time, and the rest."""
+        schedule, cursor = self.schedule(epoch)
+        left, step, steps = np.empty(0, np.int64), 0, schedule.steps(cursor)
+        while step < steps:
+            block = schedule.block(step, cursor, most)
+            step, left = step + len(block), np.concatenate([left, block.ravel()])
+            while len(left) >= most:
+                yield left[:most]
+                left = left[most:]
+        if len(left):
+            yield left
+
     def _block(self, schedule: Schedule, cursor: int, epoch: int, step: int) -> tuple[Int64s, Int64s]:
-        positions = schedule.block(step, cursor, _ORDER_AT_ONCE)
+        positions = schedule.block(step, cursor, ORDER_AT_ONCE)
         return positions, schedule.order.indices(epoch, positions)
 
     def others(self, epoch: int, positions: Int64s) -> Int64s:

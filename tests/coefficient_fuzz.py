@@ -1,7 +1,7 @@
 """Give the codec damaged coefficients and damaged JPEGs, between pages that no one may touch.
 
-    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips TRIALS SEED
-    PYTHONPATH=. python tests/coefficient_fuzz.py read|write|read-heap|write-heap 1 SEED
+    PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips|affine|files TRIALS SEED
+    PYTHONPATH=. python tests/coefficient_fuzz.py read|write|read-facts|read-heap|write-heap|read-facts-heap 1 SEED
 
 An access outside of the bytes of an image or of its pixels ends the process with SIGSEGV; the codec's own memory is
 checked where it is built with AddressSanitizer (CODEC=FOLDER names the folder of that build; VARIANT=NAME the variant).
@@ -15,8 +15,10 @@ import ctypes
 import mmap
 import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -28,13 +30,14 @@ if "CODEC" in os.environ:
 
     sys.modules["readers.coefficients.native"] = readers.coefficients.native = native  # type: ignore[attr-defined]
 from coefficient_cases import SAMPLINGS, made_jpeg
-from image_cases import encoded, picture
+from image_cases import encoded, exif_blob, picture, xmp
 
 from cache.errors import BadSampleError
 from readers.coefficients import Refused, decode, encode_strictly, parse_coefficients
 from readers.coefficients.compiled import load_codec
 from readers.coefficients.layout import Shape
 from readers.headers import read_header
+from readers.headers.formats import header_of_facts, parse_jpeg
 
 PAGE = mmap.PAGESIZE
 MOST_PAGES = 512
@@ -237,6 +240,37 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
     return counts
 
 
+def fuzz_files(trials: int, rng: np.random.Generator) -> Counter[str]:
+    """The headers of damaged JPEGs, which are as Python parses them, and files of any size in rooms of any size."""
+    codec, counts, data = load_codec(), Counter[str](), Guarded()
+    more: tuple[dict[str, Any], ...] = (
+        {"progressive": True},
+        {"xmp": xmp(6)},
+        {"exif": exif_blob(3)},
+        {"orientation": 8},
+    )
+    sources = [*images()[::3], *(encoded(picture(40, 56), "JPEG", quality=85, **options) for options in more)]
+    with tempfile.NamedTemporaryFile() as file:
+        for trial in range(trials):
+            one = bytearray(sources[trial % len(sources)])
+            for _ in range(rng.integers(3)):
+                at = int(rng.integers(2, one.index(b"\xff\xda", 2) + 14)) if trial % 4 else int(rng.integers(len(one)))
+                one[at : at + 1] = bytes([rng.choice([0, 1, 255, *one[at - 1 : at + 2], rng.integers(256)])])
+                if b"\xff\xda" not in one:
+                    break
+            if trial % 8 == 7:
+                del one[rng.integers(4, len(one)) :]
+            place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
+            facts = codec.read_jpeg_facts(memoryview(copied(place(data, len(one)), bytes(one))))
+            counts["refused by the decoder" if facts is None else "decoded"] += 1
+            assert facts is None or header_of_facts(one, facts) == parse_jpeg(memoryview(one))
+            has, states, room = (int(n) for n in rng.integers(0, rng.choice([4, 3 * PAGE]), 3))
+            os.truncate(file.name, has)
+            fits = has == states < room
+            assert bool(codec.read_file(file.name, memoryview(place(data, room)), states, None)) == fits
+    return counts
+
+
 def beyond(what: str) -> None:
     """Reads from behind the bytes of an image, or writes behind its pixels: the process must end here."""
     kept = encode_strictly(made_jpeg(64, 64))
@@ -249,6 +283,11 @@ def beyond(what: str) -> None:
         short = np.lib.stride_tricks.as_strided(out[-64 * 3 :], (64, 64, 3), (64 * 3, 3, 1))
         load_codec().decode(source, shape[:5], (8, True, 0, 0, 64, 64), short)
         return
+    if what.startswith("read-facts"):
+        jpeg = copied(Guarded().at_end(len(head := made_jpeg(64, 64))), head)
+        jpeg = copied(np.empty(len(head), np.uint8), head) if what.endswith("-heap") else jpeg
+        load_codec().read_jpeg_facts(memoryview(np.lib.stride_tricks.as_strided(jpeg, (len(head) + 8,))))
+        return
     source[shape.index_at : shape.rows_at].view("<u4")[-1] += longer
     image = np.lib.stride_tricks.as_strided(source, (len(kept) + longer,))
     load_codec().decode(image, shape[:5], (8, True, 0, 0, 64, 64), out.reshape(64, 64, 3))
@@ -260,5 +299,5 @@ if __name__ == "__main__":
     if asked.startswith(("read", "write")):
         beyond(asked)
     else:
-        fuzz = {"decode": fuzz_decoder, "encode": fuzz_encoder, "strips": fuzz_strips, "affine": fuzz_affine}[asked]
-        print(dict(fuzz(count, np.random.default_rng(seed))))
+        kinds = {"decode": fuzz_decoder, "encode": fuzz_encoder, "strips": fuzz_strips, "affine": fuzz_affine}
+        print(dict((kinds | {"files": fuzz_files})[asked](count, np.random.default_rng(seed))))

@@ -6,6 +6,7 @@ A fault may only end in BadSampleError or, where the damage leaves a well-formed
 from __future__ import annotations
 
 import io
+import math
 import struct
 from collections.abc import Iterable
 from typing import Any
@@ -13,10 +14,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from image_cases import chunk, encoded, exif_blob, outcome, refusal
+from image_cases import chunk, encoded, exif_blob, outcome, refusal, with_segments, xmp
 from PIL import Image, features
 
 from cache.errors import BadSampleError
+from packer.conversion.images import check_image
 from readers import headers
 from readers.headers import MEDIA, SUFFIX, parse_header, sniff
 from readers.headers.formats import orientation
@@ -120,6 +122,42 @@ def test_a_flipped_byte(media: str, place: float, value: int) -> None:
     data = bytearray(SMALL[media])
     data[int(place * len(data))] ^= value
     assert outcome(bytes(data)) == outcome(memoryview(data))
+
+
+ORDINARY = [
+    *(encode("JPEG", mode, **options) for mode in ("L", "RGB", "CMYK") for options in ({}, {"progressive": True})),
+    *(encode("JPEG", orientation=n) for n in (1, 6)),
+    *(with_segments(SMALL["jpeg"], b"http://ns.adobe.com/xap/1.0/\0" + xmp(n), b"Exif\0\0" + blob)
+      for n in (3, 9) for blob in (exif_blob(8), exif_blob(5, order=">"), b"damaged", b"")),
+    with_segments(SMALL["jpeg"], b"any", marker=0xFE),
+]  # fmt: skip
+
+
+@given(
+    source=st.sampled_from(ORDINARY),
+    changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3),
+    cut=st.floats(0.5, 1),
+)
+def test_the_compiled_parser_finds_what_python_finds(
+    source: bytes, changes: list[tuple[float, int]], cut: float
+) -> None:
+    """It leaves what is unusual or damaged to Python: the header, the remarks and the errors are the same."""
+    codec = pytest.importorskip("readers.coefficients.native")
+    assert codec.read_jpeg_facts(source) is not None
+    data = bytearray(source[: math.ceil(cut * len(source))])
+    for place, value in changes:
+        data[int(place**3 * len(data))] = value  # most of them in the header
+
+    def checked(decode: str) -> Any:
+        try:
+            return check_image(memoryview(data), decode)
+        except BadSampleError as error:
+            return str(error)
+
+    found = [checked(decode) for decode in ("none", "RGB", "unchanged")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("packer.conversion.images.codec_if_built", lambda: None)
+        assert found == [checked(decode) for decode in ("none", "RGB", "unchanged")]
 
 
 @pytest.mark.parametrize("media", SMALL)

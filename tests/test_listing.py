@@ -10,6 +10,7 @@ import subprocess
 import threading
 import tracemalloc
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,13 @@ from conftest import make_jpeg
 
 import packer
 import readers.opening.tree
-from cache.errors import SourceError
+from cache.errors import BadSampleError, SourceError
 from packer.conversion.options import ConvertOptions, Shards
 from packer.conversion.plan import make_plan
 from packer.formats import format_named
+from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
-from packer.sources.folder import FolderSource, list_tree
+from packer.sources.folder import FolderSource, list_tree, read_file
 from packer.testing.formats import bounded
 from readers.opening.tree import UNKNOWN, TreeFile, TreeFiles, scan
 from readers.table import NamesBuilder
@@ -73,6 +75,8 @@ def test_processes_change_nothing(mixed: Path, processes: int, monkeypatch: pyte
     facts = [file[:3] for file in files]
     assert ("b/6.jpg", 6, 10**18 + 6) in facts
     assert ("b/link.jpg", 4, 10**18 + 4) in facts
+    monkeypatch.setattr("readers.coefficients.compiled.codec_if_built", lambda: None)
+    assert scan(mixed, []) == files
     assert TreeFile("a/3-dangling.jpg", UNKNOWN, 0) in files
     walked = [str(Path(folder, name)) for folder, _, names in sorted(os.walk(mixed)) for name in sorted(names)]
     assert [f"{mixed}/{path}" for path in files.paths()] == [
@@ -279,3 +283,40 @@ def test_names_that_are_not_utf8_are_listed_and_refused_by_name(tmp_path: Path) 
     assert [file.path for file in scan(tmp_path, [])] == ["caf\udce9.jpg"]
     with pytest.raises(SourceError, match=r"the name 'caf\\udce9\.jpg' is not UTF-8; rename it"):
         FolderSource(tmp_path).list(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "states", "later", "message"),
+    [
+        ("file", 9, None, ""),
+        ("file", 9, 0, ""),
+        ("empty", 0, 0, ""),
+        ("file", 8, None, "has changed: 8 bytes when it was listed, 9 or more now"),
+        ("file", 10, 0, "has changed: 10 bytes when it was listed, 9 or more now"),
+        ("file", 9, 1, "file: has changed since it was listed"),
+        ("file", -1, None, "appeared while the source was being listed"),
+        ("file", 64, None, "appeared while"),  # more than there is room for
+        ("pipe", 9, None, "has changed: 9 bytes when it was listed, 0"),
+        ("folder", 9, None, "cannot be read: Is a directory"),
+        ("missing", 9, None, "cannot be opened: No such file or directory"),
+        ("looped", 9, 0, "cannot be opened: Too many levels of symbolic links"),
+    ],
+)
+def test_a_file_is_read_alike_with_and_without_the_codec(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, states: int, later: int | None, message: str
+) -> None:
+    """later: than the file's time of modification, the epoch, in ns; None: any time will do."""
+    for one, content in (("file", b"content 9"), ("empty", b"")):
+        (tmp_path / one).write_bytes(content)
+        os.utime(tmp_path / one, ns=(0, 0))
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "looped").symlink_to("looped")
+    for _ in range(2):
+        arena = Arena(lambda: None, 64)
+        arena.take(3)
+        refused = pytest.raises((BadSampleError, SourceError), match=message) if message else nullcontext()
+        with refused:
+            assert bytes(read_file(str(tmp_path / name), states, arena, later)) == b"content 9"[:states]
+            assert len(arena.rest()) == 61 - states
+        monkeypatch.setattr("packer.sources.folder.codec_if_built", lambda: None)

@@ -379,6 +379,27 @@ def test_stateful_loaders_stop_anywhere(
     assert seen == whole[: len(seen)]
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_ops_draw_on_after_a_resume_in_the_order_of_torchs_sampler(reader: readers.Reader, workers: int) -> None:
+    """The state holds torch's generator, unless places in our sampler's epoch replace it."""
+
+    def loader(dataset: ImageDataset) -> StatefulDataLoader[Any]:
+        return StatefulDataLoader(dataset, 8, shuffle=True, num_workers=workers)
+
+    ops = [RandomResizedCrop(8), RandomHorizontalFlip()]
+    first, again = loader(ImageDataset(reader, ops)), loader(ImageDataset(reader, ops))
+    stream = iter(first)
+    next(stream)
+    again.load_state_dict(first.state_dict())
+    rest = list(stream)
+    assert len(rest) == 6
+    assert all(torch.equal(a[0], b[0]) for a, b in zip(rest, again, strict=True))
+    dataset = ImageDataset(reader, ops)
+    assert "generator" in json.loads(json.dumps(dataset.state_dict()))
+    EpochSampler(Shuffled(COUNT, 3), dataset)
+    assert "generator" not in dataset.state_dict()
+
+
 @pytest.mark.parametrize(("kind", "workers"), [("sampler", 2), ("stream", 0), ("stream", 2)])
 def test_set_epoch_counts_after_a_state_before_the_first_loop(reader: readers.Reader, kind: str, workers: int) -> None:
     """For that state a StatefulDataLoader makes its first iterator, whose workers begin at once."""

@@ -20,7 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -214,13 +214,14 @@ class Run:
         self.left = len(parts)
         self.since = 0  # bytes taken before it was announced
         self.future: Future[Any] | None = None
+        self.data: memoryview | None = None
 
     def answer(self, seconds: float) -> memoryview | None:
         """The bytes, after waiting for them; None if the GET failed."""
-        try:
-            return None if self.future is None else memoryview(self.future.result(seconds)[0]).toreadonly()
-        except (OSError, ImportError, CancelledError, TimeoutError, RuntimeError):
-            return None
+        if self.data is None and self.future is not None:
+            with suppress(OSError, ImportError, CancelledError, TimeoutError, RuntimeError):
+                self.data = memoryview(self.future.result(seconds)[0]).toreadonly()
+        return self.data
 
 
 class Ahead:

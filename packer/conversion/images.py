@@ -22,6 +22,7 @@ from cache.errors import BadSampleError, SourceError
 from cache.messages import plural
 from packer.conversion.options import Images, Reencode
 from packer.conversion.plan import renamed
+from readers.coefficients.compiled import codec_if_built
 from readers.decode import decode_image, decode_unchanged
 from readers.decode.cpu import ISO, bits_of, bits_of_grey, without_all_bits, without_rgb
 from readers.decode.region import check_coding, check_header
@@ -29,7 +30,7 @@ from readers.fields import check_field, decode_field, encode_field
 from readers.headers import ImageHeader, frames, parse_header, read_header, sniff
 from readers.headers import bits_of as stated_bits
 from readers.headers.base import shrunk, upright_size
-from readers.headers.formats import EXIF_PREFIX, parse_frame
+from readers.headers.formats import EXIF_PREFIX, header_of_facts, parse_frame
 from readers.headers.pillow import opened
 from readers.layout import PIXELS
 from readers.table import Buffer
@@ -194,6 +195,12 @@ def prepare_image(image: Buffer, name: str, key: str, options: Images) -> _Prepa
 
 def check_image(image: Buffer, decode: str) -> tuple[ImageHeader, tuple[str, ...]]:
     """The header of an image to be decoded like this, and remarks. Raises BadSampleError."""
+    codec = codec_if_built()
+    if codec is not None and (facts := codec.read_jpeg_facts(image)) is not None:
+        header = header_of_facts(image, facts)
+        if decode != "none":
+            check_header(header)
+        return header, ()
     media, frame = sniff(image), 0
     remarks: tuple[str, ...] = ()
     try:

@@ -20,6 +20,7 @@ from packer.registry import HEAD_BYTES
 from packer.sources.base import FieldNames, NumberPlaces, SourceListing, SplitListing, check_names
 from packer.sources.contents import advice, is_stray, reason_of
 from packer.sources.layouts import MainField, check_layout, is_no_class, main_named, main_of
+from readers.coefficients.compiled import codec_if_built
 from readers.opening.tree import SPLIT_NAMES, Keys, TreeFiles, TreeSplit, arrange, has_image_suffix, scan, unique_keys
 
 __all__ = [
@@ -233,6 +234,9 @@ def read_file(path: str, expected_bytes: int, arena: Arena, stamp: int | None = 
     old. Raises BadSampleError if the file cannot be read, or has another size now, since another process writes to it;
     SourceError if it has another modification time.
     """
+    codec = codec_if_built()
+    if codec is not None and codec.read_file(path, arena.rest(), expected_bytes, stamp):
+        return arena.take(expected_bytes)
     try:
         descriptor = os.open(path, READ)
     except OSError as error:

@@ -11,10 +11,10 @@ from types import ModuleType
 from cache.errors import UnsupportedCpuError
 from readers.coefficients.markers import HuffmanTable
 
-__all__ = ["BUILD_BY_CLANG", "load_codec", "tables_of", "unsupported_reason"]
+__all__ = ["BUILD_BY_CLANG", "codec_if_built", "load_codec", "tables_of", "unsupported_reason"]
 
 _NAME = "readers.coefficients.native"
-_VERSION = 4  # version of its functions, as in module.c
+_VERSION = 5  # version of its functions, as in module.c
 _KEPT_TABLES = 16
 
 
@@ -26,6 +26,15 @@ def load_codec() -> ModuleType:
         raise UnsupportedCpuError(
             f"DCT coefficients cannot be kept or decoded here: {unsupported_reason()}; keep='encoded' works"
         ) from error
+
+
+@cache
+def codec_if_built() -> ModuleType | None:
+    """The extension module, or None for callers that can do without it."""
+    try:
+        return _import_codec()
+    except ImportError:
+        return None
 
 
 # An isolated build does not see the ziglang package of the environment.

@@ -411,6 +411,15 @@ def parse_frame(data: Buffer, *, exif_only: bool = False) -> tuple[ImageHeader, 
     return ImageHeader("jpeg", height, width, components, process, rotated or UPRIGHT), frame
 
 
+def header_of_facts(data: Buffer, facts: tuple[int, ...]) -> ImageHeader:
+    """The header of a JPEG from the compiled `read_jpeg_facts`; the same as that of `parse_jpeg`."""
+    height, width, components, process, exif, exif_stop, xmp, xmp_stop = facts
+    rotated = orientation(data, exif, exif_stop) if exif else 0
+    if not rotated and xmp:
+        rotated = xmp_orientation(data, xmp, xmp_stop)
+    return ImageHeader("jpeg", height, width, components, process, rotated or UPRIGHT)
+
+
 def stores_rgb(data: Buffer, frame: int) -> bool:
     """Whether a JPEG stores RGB in place of YCbCr. frame: the position of the height, from `parse_frame`.
 

@@ -472,11 +472,17 @@ def _list(place: int | str, names: NamesBuilder, facts: array[int], share: bool)
     return _Folder(len(names) - start, time_ns, sorted(below.items()), left_out, is_examined)
 
 
-def _examine(names: Iterable[str], place: int | str, facts: array[int]) -> None:
+def _examine(names: Sequence[str], place: int | str, facts: array[int]) -> None:
     """Size in bytes (or UNKNOWN, NOT_REGULAR), times of modification and of change in ns of every file.
 
     The time of change (ctime) cannot be set, so it reveals a file that was rewritten and given its old time again.
     """
+    from readers.coefficients.compiled import codec_if_built
+
+    codec = codec_if_built()
+    if codec is not None and isinstance(place, int):
+        facts.frombytes(codec.examine(place, os.fsencode("\0".join((*names, "")))))
+        return
     for name in names:
         try:
             if isinstance(place, int):

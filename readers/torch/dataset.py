@@ -261,6 +261,7 @@ class ImageDataset(Dataset[Any]):
         self._counts = torch.zeros(5, dtype=torch.int64).share_memory_()
         self._local = PerThread()
         self._order: Order | None = None
+        self._is_placed = False  # whether indices are places in an epoch, so that ops do not draw by torch's generator
 
     @property
     def reader(self) -> Reader:
@@ -354,9 +355,9 @@ class ImageDataset(Dataset[Any]):
         other.reader = reader
         return other
 
-    def follow(self, order: Order) -> None:
+    def follow(self, order: Order | None) -> None:
         """Announce coming reads in this order; each DataLoader worker announces its own batches. Called by samplers."""
-        self._order = order
+        self._order, self._is_placed = order, True
 
     # --- bad samples --------------------------------------------------------------------------------------------
     @property
@@ -406,16 +407,25 @@ class ImageDataset(Dataset[Any]):
 
     # --- state --------------------------------------------------------------------------------------------------
     def state_dict(self) -> dict[str, Any]:
-        """The set's fingerprint and the decoder, which must be the same when a run continues."""
-        return {"fingerprint": self.reader.fingerprint, "decoder": self.decoder}
+        """The set's fingerprint and the decoder, which must be the same when a run continues.
+
+        Also the state of torch's generator if ops draw by it: if no `EpochSampler` or `EpochBatchSampler` makes the
+        indices.
+        """
+        state = {"fingerprint": self.reader.fingerprint, "decoder": self.decoder}
+        if self._ops is not None and self._ops.draws and not self._is_placed:
+            state["generator"] = torch.get_rng_state().numpy().tobytes().hex()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Check a state. Raises ResumeError if it comes from another set."""
+        """Check a state, and continue torch's generator. Raises ResumeError if it comes from another set."""
         if state.get("fingerprint") != self.reader.fingerprint:
             raise ResumeError(
                 f"this state was saved with another set: its fingerprint is {state.get('fingerprint')}, expected "
                 f"{self.reader.fingerprint}; open the set that the run began with, or start without the state"
             )
+        if "generator" in state:
+            torch.set_rng_state(torch.frombuffer(bytearray.fromhex(state["generator"]), dtype=torch.uint8))
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _plan(self, indices: Sequence[int], data: Sequence[Buffer | Exception], *, together: bool) -> _Plan:
@@ -431,6 +441,7 @@ class ImageDataset(Dataset[Any]):
     def _items(self, indices: Sequence[int], *, together: bool = False) -> tuple[list[Any], torch.Tensor | None]:
         """Items; and with `together` the tensor of a batch that holds all their images, None if they are apart."""
         rows, items = [int(index) for index in indices], []
+        self._is_placed |= bool(rows) and isinstance(indices[0], Place)
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import mmap
 import os
 import weakref
@@ -237,21 +236,23 @@ class _Batches(Iterator[Any]):
 
     def begin(self) -> Progress:
         self.progress, self.number = self._stream.begin()
-        self._indices = self._stream.sampler.samples_from(self.progress.feed.start)
+        info, stream = get_worker_info(), self._stream
+        worker, workers = (info.id, info.num_workers) if info else (0, 1)
+        first = (worker - self.number) % workers
+        self._batches = stream.sampler.batches_from(self.progress.feed.start, stream.batch_size, first, workers)
         return self.progress
 
     def __next__(self) -> Any:
         if self.error is not None:
             raise self.error
-        stream, info, progress = self._stream, get_worker_info(), self.progress or self.begin()
-        worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        while batch := list(itertools.islice(self._indices, stream.batch_size)):
-            progress.taken += len(batch)
-            if len(batch) < stream.batch_size and stream.drop_last:
+        stream, progress = self._stream, self.progress or self.begin()
+        for samples, places in self._batches:
+            progress.taken += samples
+            if samples < stream.batch_size and stream.drop_last:
                 break
             self.number += 1
-            if (self.number - 1) % workers == worker:
-                return stream.collate(stream.dataset.__getitems__(batch))
+            if places:
+                return stream.collate(stream.dataset.__getitems__(places))
         raise StopIteration
 
 

@@ -9,11 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 from torch.utils.data import DistributedSampler, Sampler, get_worker_info
 
 from cache.errors import TrainerError
 from readers.decode import DECODER
-from readers.feed import FeedOptions, Start, Steps
+from readers.feed import ORDER_AT_ONCE, FeedOptions, Start, Steps
 from readers.loop import Place as StreamPlace
 from readers.loop import Position, Progress, check_batches
 from readers.order import Order
@@ -77,8 +78,8 @@ class Epochs(Position, ABC, Generic[_Unit]):
         self._reported: int | None = None  # epoch of the last iteration; its bad samples are reported after it
         self.early: Any = None  # weak reference to a StatefulDataLoader that began a loop only to take a state
         check_batches(self.feed)
-        if self._dataset is not None and not isinstance(order, Stepped):
-            self._dataset.follow(order)
+        if self._dataset is not None:
+            self._dataset.follow(None if isinstance(order, Stepped) else order)
 
     @abstractmethod
     def _units_from(self, start: Start) -> Iterator[_Unit]:
@@ -372,6 +373,20 @@ class EpochSampler(Epochs[int], DistributedSampler[int]):  # type: ignore[overri
             yield from _places(feed, positions.ravel(), rows.ravel(), self.substitutes)
 
     _units_from = samples_from
+
+    def batches_from(self, start: Start, size: int, worker: int, workers: int) -> Iterator[tuple[int, list[Place]]]:
+        """(size, samples) of all batches from `start` to the end of the epoch, the last of which may be smaller.
+
+        The order is computed only for every `workers`-th batch from the `worker`-th on; others have no samples.
+        """
+        feed = self.feed.at(start)
+        order = feed.schedule(start.epoch)[0].order
+        for positions in feed.positions(start.epoch, -(-ORDER_AT_ONCE // size) * size * workers):
+            batches = np.split(positions, range(size, len(positions), size))
+            own = np.concatenate([positions[:0], *batches[worker::workers]])
+            places = _places(feed, own, order.indices(start.epoch, own), self.substitutes)
+            for number, batch in enumerate(batches):
+                yield len(batch), list(itertools.islice(places, len(batch) * (number % workers == worker)))
 
 
 class EpochBatchSampler(Epochs[list[int]], Sampler[list[int]]):

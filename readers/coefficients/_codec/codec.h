@@ -5,6 +5,7 @@
  *   tables.c       Huffman tables, bytes of scans, the choice of a variant
  *   codec.inc      everything done for each coefficient or pixel; included by avx2.c, avx2_tables.c, base.c, plain.c
  *   affine.c       images moved by affine maps
+ *   files.c        files that are packed
  *   simd.h         vectors: AVX2, SSE4.2, NEON, and portable C
  *
  * Bytes of images are not trusted. All memory is allocated in here, by the sizes in an image's header, and every length

@@ -13,6 +13,8 @@
 
 static const Codec *codec;
 PyObject *py_affine(PyObject *self, PyObject *args); /* affine.c */
+PyObject *py_read_file(PyObject *self, PyObject *args), *py_examine(PyObject *self, PyObject *args); /* files.c */
+PyObject *py_read_jpeg_facts(PyObject *self, PyObject *args);
 void choose_affine(const char *variant);
 
 static int refuse(const char *what) {
@@ -338,6 +340,7 @@ static PyObject *py_choose(PyObject *self, PyObject *args) {
 #define METHOD(name) {#name, py_##name, METH_VARARGS, NULL}
 static PyMethodDef methods[] = {METHOD(decode),      METHOD(decode_jpeg), METHOD(resize), METHOD(encode),
                                 METHOD(build_codes), METHOD(find_marker), METHOD(choose), METHOD(affine),
+                                METHOD(read_file),   METHOD(examine),     METHOD(read_jpeg_facts),
                                 {NULL, NULL, 0, NULL}};
 static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "native", NULL, -1, methods, NULL, NULL, NULL, NULL};
 
@@ -351,7 +354,7 @@ PyMODINIT_FUNC PyInit_native(void) {
 #else
     const char *compiler = "GCC";
 #endif
-    if (module && (PyModule_AddStringConstant(module, "COMPILER", compiler) || PyModule_AddIntConstant(module, "VERSION", 4))) {
+    if (module && (PyModule_AddStringConstant(module, "COMPILER", compiler) || PyModule_AddIntConstant(module, "VERSION", 5))) {
         Py_DecRef(module);
         return NULL;
     }

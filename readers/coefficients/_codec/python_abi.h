@@ -58,13 +58,15 @@ typedef struct {
 #define Py_END_ALLOW_THREADS PyEval_RestoreThread(thread_); }
 
 extern PyObject _Py_NoneStruct, *PyExc_ValueError;
-extern int PyArg_ParseTuple(PyObject *, const char *, ...), PyObject_GetBuffer(PyObject *, Py_buffer *, int);
+extern int PyArg_ParseTuple(PyObject *, const char *, ...), PyArg_Parse(PyObject *, const char *, ...), PyObject_GetBuffer(PyObject *, Py_buffer *, int);
 extern void PyBuffer_Release(Py_buffer *), Py_DecRef(PyObject *), *PyEval_SaveThread(void), PyEval_RestoreThread(void *);
 extern PyObject *PyBytes_FromStringAndSize(const char *, Py_ssize_t), *PyByteArray_FromStringAndSize(const char *, Py_ssize_t);
 extern char *PyBytes_AsString(PyObject *), *PyByteArray_AsString(PyObject *);
 extern int PyByteArray_Resize(PyObject *, Py_ssize_t);
 extern PyObject *PyErr_Format(PyObject *, const char *, ...), *PyErr_NoMemory(void), *Py_NewRef(PyObject *);
 extern PyObject *PyLong_FromLong(long), *PyLong_FromLongLong(long long), *PyUnicode_FromString(const char *);
+extern PyObject *Py_BuildValue(const char *, ...);
+extern int PyUnicode_FSConverter(PyObject *, void *);
 extern PyObject *PyModule_Create2(PyModuleDef *, int), *PySequence_GetItem(PyObject *, Py_ssize_t);
 extern int PyModule_AddIntConstant(PyObject *, const char *, long), PyModule_AddStringConstant(PyObject *, const char *, const char *);
 extern Py_ssize_t PySequence_Size(PyObject *);

@@ -1,0 +1,60 @@
+"""A pytest plug-in's parts: small sets of ours in place of the toy data sets of others' tests of state."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import packer
+import readers
+from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+from readers.torch import ImageDataset
+
+_FOLDER = tempfile.TemporaryDirectory()
+_used: list[int] = []
+
+
+@cache
+def packed(size: int) -> readers.Reader:
+    """A packed set of `size` noisy PNGs of 16 x 16 pixels; the label of image i is i."""
+    draw, folder = np.random.default_rng(size), Path(_FOLDER.name) / str(size)
+    with packer.writer(folder, "hdf5", classes=[f"{i:03}" for i in range(size)]) as out:
+        for i in range(size):
+            out.write(f"{i:03}", label=i, image=draw.integers(0, 256, (16, 16, 3), np.uint8))
+    return readers.open(folder, "train")
+
+
+class Images(ImageDataset):
+    """Items (image, label); of number=True the label alone, after its image was read. draws: crops and flips."""
+
+    def __init__(self, size: int, *, draws: bool = False, number: bool = False, slow: int = -1) -> None:
+        _used.append(size)
+        super().__init__(packed(size), [RandomResizedCrop(8), RandomHorizontalFlip()] if draws else None)
+        self._number, self._slow = number, slow
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+        time.sleep(self._slow in indices)
+        return [item[1] for item in self._items(indices)[0]] if self._number else super().__getitems__(indices)
+
+
+def apply(items: list[pytest.Item], names: Mapping[str, Any], not_ours: Mapping[str, str]) -> None:
+    """Replace names in the modules of tests; skip the tests that do not apply, for the reason named."""
+    for item in items:
+        vars(item.module).update((name, names[name]) for name in names.keys() & vars(item.module).keys())  # type: ignore[attr-defined]
+        for part in (part for part in not_ours if part in item.nodeid):
+            item.add_marker(pytest.mark.skip(reason=not_ours[part]))
+
+
+@pytest.fixture(autouse=True)
+def is_ours() -> Iterator[None]:
+    """A test that asked for none of our sets showed nothing."""
+    _used.clear()
+    yield
+    assert _used, "no set of ours was used"

@@ -1,0 +1,6 @@
+#!/bin/sh
+# torchdata, what its tests need, and the tests of the same version
+. "$(dirname "$0")/../get.sh"
+packages torch
+packages "${PACKER:-$root}[torch]" torchdata==0.11.0 datasets pytest parameterized expecttest
+suite https://github.com/meta-pytorch/data v0.11.0
