@@ -247,7 +247,7 @@ def test_pauses_grow(server: Server) -> None:
         (respond(200, b"", length=1 << 40), "more than 5,000 bytes"),
         (respond(200, b"\x1f\x8b", Content_Encoding="gzip"), "compressed with gzip"),
         (respond(302, Location="file:///etc/passwd"), "not an address of http or https, but of 'file'"),
-        (respond(302, Location="http://[::1/"), "not a valid address"),
+        (respond(302, Location="http://[::1/"), "an invalid address"),
         (respond(302, Location="http://user:secret@127.0.0.1/"), "not a valid address"),
         (respond(302, Location="/1.jpg"), "more than 5 redirects"),
         (respond(302), "HTTP 302"),
