@@ -47,11 +47,11 @@ test-decoders: $(DECODERS)/.ready
 	PACKER_TEST_DECODERS=required $(DECODERS)/bin/python -m pytest -q $(DECODER_TESTS)
 
 # The scripts of examples/trainers on the trainers as they are, each in an environment of its own (1 GB and more).
-TRAINERS ?= monai torchtitan ultralytics
+TRAINERS ?= monai rfdetr torchgeo torchtitan ultralytics
 test-trainers: $(TRAINERS:%=.venvs/%/.ready)
 	for name in $(TRAINERS); do \
 	  PACKER_TEST_TRAINERS=required .venvs/$$name/bin/python -m pytest -q --noconftest -m trainers -k $$name \
-	    tests/test_real_trainers.py || exit 1; \
+	    -o tmp_path_retention_policy=failed tests/test_real_trainers.py || exit 1; \
 	done
 
 # Every image of the folders in CORPORA: what Pillow reads must be read, with the same pixels, in 2 GB of memory.

@@ -2,6 +2,7 @@
 
     python benchmarks/remote.py --set DIR --target DIR [--latency 20] [--samples 256] [--rounds 3] …
     python benchmarks/remote.py --set DIR --target DIR --long 60 --work DIR --python peers=PYTHON
+    python benchmarks/remote.py --set DIR --target DIR --orders 8 [--mb-s 50]
 
 The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
 random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
@@ -12,6 +13,8 @@ libraries that stream from object stores, over the same bytes in their own forma
 What is fetched before the first batch is in the samples/s of the whole run, and not in `later`, which leaves out its
 first fifth. CPU time is that of all processes of the row, and apart from it that of the server, both from before the
 set is opened.
+
+With --orders each row reads encoded images in an order for so many seconds, after what `packer order` estimates for it.
 """
 
 from __future__ import annotations
@@ -365,6 +368,42 @@ def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, 
     }
 
 
+# --- estimates of orders ------------------------------------------------------------------------------------------
+@contender("global shuffle", orders=True)
+@contender("16 blocks", orders=True)
+@contender("woven, 256 open", orders=True)
+def in_order() -> None:
+    """Read by `measure_orders`."""
+
+
+def measure_orders(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    """One order: samples/s after the first thousand, and the estimate."""
+    os.environ["PACKER_CACHE_DIR"] = str(Path(arguments.target) / "remote-benchmark-index")
+    import packer
+    import readers
+
+    with served(arguments.set, arguments.latency, arguments.mb_s) as (url, server):
+        advice = packer.recommend_order(url, arguments.split, block_bytes=4 << 20)  # 16 fit in what is kept
+        estimated = next(one for one in advice.orders if one.name == chosen.name)
+        with readers.open(url, arguments.split) as reader:
+            order = eval(estimated.use, {"readers": readers, "reader": reader, "ranks": 1})
+            stream = (row for epoch in itertools.count() for row in reader.stream(order, epoch=epoch))
+            for _ in itertools.islice(stream, 1000):
+                pass
+            count, cpu, started = 0, cpu_seconds_of_tree() - cpu_seconds_of(server), time.perf_counter()
+            while (seconds := time.perf_counter() - started) < arguments.orders:
+                count += sum(1 for _ in itertools.islice(stream, _BATCH))
+            cpu = cpu_seconds_of_tree() - cpu_seconds_of(server) - cpu
+    return {
+        "samples_s": count / seconds,
+        "estimated": estimated.samples_s,
+        "off": 100 * (estimated.samples_s * seconds / count - 1),
+        "ms": 1e3 * advice.latency_s,
+        "line": advice.bandwidth / 1e6,
+        "cpu_us": 1e6 * cpu / count,
+    }
+
+
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     """One contender: seconds, samples/s, MB/s of what was wanted, GETs."""
     import readers
@@ -442,9 +481,26 @@ LONG_RUNS = Benchmark(
 )
 
 
+ORDERS = Benchmark(
+    title="Orders, and what `packer order` estimates",
+    columns=(
+        Column("samples_s", "samples/s (min–max)"),
+        Column("estimated", "estimated"),
+        Column("off", "error, %", "{:+.0f}"),
+        Column("ms", "ms of a read, measured", "{:.1f}"),
+        Column("line", "MB/s, measured"),
+        Column("cpu_us", "CPU µs a sample"),
+    ),
+    key="samples_s",
+    limits=(),
+    measure=measure_orders,
+)
+
+
 def chosen_benchmark(arguments: argparse.Namespace) -> Benchmark:
-    keep_rows(lambda row: bool(row.options.get("long")) == bool(arguments.long))
-    return LONG_RUNS if arguments.long else BENCHMARK
+    kind = "long" if arguments.long else "orders" if arguments.orders else ""
+    keep_rows(lambda row: bool(row.options.get(kind)) if kind else not {"long", "orders"} & {*row.options})
+    return {"long": LONG_RUNS, "orders": ORDERS, "": BENCHMARK}[kind]
 
 
 if __name__ == "__main__":
@@ -456,6 +512,8 @@ if __name__ == "__main__":
         target="folder to stage to",
         latency=(20, "milliseconds before each answer"),
         samples=(256, "that are read"),
+        mb_s=(0.0, "bandwidth of the server that --orders reads from; 0: no limit"),
         long=(0.0, "seconds of each row of long runs, in place of the others"),
+        orders=(0.0, "seconds of each row of orders, in place of the others"),
         work=("", "folder of the bucket of long runs"),
     )

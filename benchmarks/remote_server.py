@@ -1,10 +1,11 @@
 """A web server over a folder that answers ranges after a delay, for `remote.py` and `urls.py`: prints its port, serves.
 
-    python benchmarks/remote_server.py FOLDER MILLISECONDS
+    python benchmarks/remote_server.py FOLDER MILLISECONDS [MB_S]
 
 It also answers what clients of S3 ask of a bucket, which is a folder, in path style: HEAD and ListObjectsV2.
 
-MILLISECONDS is one number, or two, 20-50, between which each delay is drawn. What follows a ? in an address is ignored.
+MILLISECONDS is one number, or two, 20-50, between which each delay is drawn. MB_S is the bandwidth that all connections
+share, in MB/s. What follows a ? in an address is ignored.
 GET /-/count gives the number of GETs so far and of bytes sent, this one not counted. It ends with its standard input.
 """
 
@@ -24,9 +25,9 @@ __all__ = ["served"]
 
 
 @contextmanager
-def served(root: Path, milliseconds: object = 0) -> Iterator[tuple[str, int]]:
-    """The address of such a server in a process of its own, and that process."""
-    command = [sys.executable, __file__, str(root), str(milliseconds)]
+def served(root: Path, milliseconds: object = 0, mb_s: float = 0) -> Iterator[tuple[str, int]]:
+    """The address of such a server in a process of its own, and that process. mb_s: 0 for no limit."""
+    command = [sys.executable, __file__, str(root), str(milliseconds), str(mb_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
         try:
@@ -36,9 +37,13 @@ def served(root: Path, milliseconds: object = 0) -> Iterator[tuple[str, int]]:
             process.kill()
 
 
+_PIECE = 64 << 10
+
+
 class Server:
-    def __init__(self, root: Path, delay_s: tuple[float, float]) -> None:
+    def __init__(self, root: Path, delay_s: tuple[float, float], mb_s: float) -> None:
         self.root, self.delay_s, self.gets, self.sent = root, delay_s, 0, 0
+        self.mb_s, self.free_at = mb_s, 0.0  # when the line has sent what it was given
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -79,7 +84,16 @@ class Server:
             self.sent += stop - start
             with open(file, "rb") as opened:
                 await writer.drain()
-                await asyncio.get_running_loop().sendfile(writer.transport, opened, start, stop - start, fallback=True)
+                loop = asyncio.get_running_loop()
+                for at in range(start, stop, size := _PIECE if self.mb_s else stop - start):
+                    await self.wait_for_line(min(size, stop - at))
+                    await loop.sendfile(writer.transport, opened, at, min(size, stop - at), fallback=True)
+
+    async def wait_for_line(self, count: int) -> None:
+        if self.mb_s:
+            now = asyncio.get_running_loop().time()
+            self.free_at = max(self.free_at, now) + count / 1e6 / self.mb_s
+            await asyncio.sleep(self.free_at - now)
 
     def listed(self, path: str) -> str:
         """The objects of a bucket whose keys begin with prefix=; with delimiter=/ folders alone."""
@@ -104,7 +118,8 @@ class Server:
 
 async def main() -> None:
     least, _, most = sys.argv[2].partition("-")
-    server = Server(Path(sys.argv[1]), (float(least) / 1000, float(most or least) / 1000))
+    mb_s = float(sys.argv[3]) if len(sys.argv) > 3 else 0.0
+    server = Server(Path(sys.argv[1]), (float(least) / 1000, float(most or least) / 1000), mb_s)
     listening = await asyncio.start_server(server.serve, "127.0.0.1", 0, limit=1 << 16)
     print(listening.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)

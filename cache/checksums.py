@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from array import array
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -21,7 +20,7 @@ from crc32c import crc32c as crc32c
 from cache.files import open_regular
 
 _CHUNK_BYTES = 1 << 20
-_BLOCK_PARTS = 4096
+_BLOCK_NUMBERS = 1 << 13
 _POLYNOMIAL = 0x82F63B78
 
 
@@ -74,11 +73,11 @@ def crc32c_shift(crcs: npt.NDArray[np.uint32], lengths: npt.NDArray[np.uint64]) 
 class JoinedChecksum:
     """The CRC32C of a file, combined from bytes and from parts with known CRC32C."""
 
-    __slots__ = ("_bytes", "_crc", "_crcs", "_lengths")
+    __slots__ = ("_bytes", "_crc", "_parts")
 
     def __init__(self) -> None:
         self._crc = self._bytes = 0  # of the bytes since the last part
-        self._crcs, self._lengths = array("I"), array("Q")
+        self._parts: list[int] = []  # CRC32C and length of each
 
     def add(self, data: Any, crc: int = 0, length: int = 0) -> None:
         """Append `data`, followed by `length` bytes whose CRC32C is `crc`."""
@@ -86,30 +85,23 @@ class JoinedChecksum:
             self._crc = crc32c(data, self._crc)
             self._bytes += len(data)
         if length:
-            if self._bytes:
-                self._close()
-            self._crcs.append(crc)
-            self._lengths.append(length)
-            if len(self._crcs) >= _BLOCK_PARTS:
+            self._parts += (self._crc, self._bytes, crc, length)
+            self._crc = self._bytes = 0
+            if len(self._parts) >= _BLOCK_NUMBERS:
                 self._join()
 
     def value(self) -> int:
         """The CRC32C of everything added so far."""
-        self._close()
-        return self._join()
-
-    def _close(self) -> None:
-        self._crcs.append(self._crc)
-        self._lengths.append(self._bytes)
+        self._parts += (self._crc, self._bytes)
         self._crc = self._bytes = 0
+        return self._join()
 
     def _join(self) -> int:
         """Combine the parts into one."""
-        lengths = np.array(self._lengths, np.uint64)
+        crcs, lengths = np.array(self._parts, np.uint64).reshape(-1, 2).T
         total = lengths.sum()
-        shifted = crc32c_shift(np.array(self._crcs, np.uint32), total - np.cumsum(lengths))
-        crc = int(np.bitwise_xor.reduce(shifted))
-        self._crcs, self._lengths = array("I", (crc,)), array("Q", (int(total),))
+        crc = int(np.bitwise_xor.reduce(crc32c_shift(crcs.astype(np.uint32), total - np.cumsum(lengths))))
+        self._parts = [crc, int(total)]
         return crc
 
 

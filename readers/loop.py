@@ -118,6 +118,7 @@ class Position:
         # Steps of the run before the next loop, as for `Steps.joined`; and whether the last loop belonged to this run.
         self._done: int | None = None
         self._is_same_run = True
+        self._miscounted, self._in_step, self._batches = 0, False, 0  # of the Trainer that set the epoch
 
     @property
     def feed(self) -> Steps:
@@ -160,7 +161,9 @@ class Position:
         """
         if epoch < 0:
             raise ValueError(f"an epoch is at least 0, not {epoch}")
-        start = self._start_in(epoch, find_trainer())
+        trainer = find_trainer()
+        start = self._start_in(epoch, trainer)
+        self._keep(trainer)
         if self._place.begun is not None or start != self._place.next:
             self._put(start)
 
@@ -236,6 +239,17 @@ class Position:
                 return start
             check_epoch(epoch, start.epoch, name)
         return Start(epoch)
+
+    def _keep(self, trainer: Trainer) -> None:
+        """Keep what Lightning knows when it sets the epoch; it resets its counts before it takes the first batch."""
+        self._miscounted, self._in_step, self._batches = trainer.miscounted, trainer.under_way, trainer.batches
+
+    def _missed(self, start: Start, trainer: Trainer) -> Start:
+        """`start`, or the position of a state that Lightning did not load. Raises ResumeError, TrainerError."""
+        if self._in_step:
+            trainer = replace(trainer, under_way=True, batches=self._batches)
+        missed = trainer.missed_state(start.epoch, len(self.order))
+        return start if missed is None else self._before_batch(self._start_of(missed), trainer)
 
     def _steps_before(self, start: Start) -> int:
         """Number of batches of the epoch before `start`, as a trainer counts them."""
@@ -388,10 +402,8 @@ class FeedLoader(FeedPosition, ABC):
         check_batches(self._feed)
         keep_environment()
         trainer, start = find_trainer(), self._place.next
-        missed = None if start.cursor else trainer.missed_state(start.epoch, len(self.order))
-        if missed is not None:
-            start = self._start_of(missed)
-        if trainer.has_done(len(self)):
+        start = start if start.cursor else self._missed(start, trainer)
+        if trainer.has_done(len(self), self._miscounted):
             start = Start(start.epoch, len(self.order))
         feed = self._feed.at(start).ranked()
         trainer.check_resume(feed.steps(), len(self))

@@ -460,7 +460,7 @@ class Reader:
             return positions[first : first + size], rows[first : first + size]
 
         for batch in range(-(-len(order) // size)):
-            announcer.announce(batch, -(-len(order) // size), size, rows_of)
+            announcer.announce(batch, -(-len(order) // size), size, joined(rows_of))
             yield from announcer.read(self.read_many, rows_of(batch)[1], field)
 
     def _packed(self, name: str) -> Any:
@@ -526,10 +526,10 @@ class Announcer:
         self._done: Int64s | None = None  # samples of open blocks that were read before the resume
         self._seconds = self._bytes = 0.0  # moving averages per sample: seconds waited, bytes read
 
-    def announce(self, batch: int, stop: int, size: int, rows_of: Callable[[int], tuple[Int64s, Int64s]]) -> None:
+    def announce(self, batch: int, stop: int, size: int, rows_of: Callable[[int, int], tuple[Int64s, Int64s]]) -> None:
         """Call it before reading a batch of `size` samples: announces that batch and later ones, up to `stop`.
 
-        rows_of: returns (positions, rows) of a batch.
+        rows_of: returns (positions, rows) of all batches from one to another, int64 [k] each.
         """
         blocks = self._blocks
         if blocks is None and not self._announced and self._seconds < _SLOW_SECONDS:
@@ -549,8 +549,7 @@ class Announcer:
             ahead = max(2, math.ceil(min(samples, most_bytes / self._bytes) / self._workers / max(1, size)))
         first, stop = max(batch + (blocks is None), self._announced), min(stop, batch + ahead)
         if first < stop and (first <= batch + ahead * 3 // 4 or stop < batch + ahead):  # several batches at a time
-            positions, rows = zip(*map(rows_of, range(first, stop)), strict=True)
-            self._reader.prefetch(self._rows_with(np.concatenate(positions), np.concatenate(rows)), self._field)
+            self._reader.prefetch(self._rows_with(*rows_of(first, stop)), self._field)
             self._announced = stop
 
     def read(self, read: Callable[..., _Data], rows: Any, *more: Any) -> _Data:
@@ -575,6 +574,16 @@ class Announcer:
         self._visits.update(fresh.tolist())
         wanted = np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
         return wanted[~np.isin(wanted, self._done)] if len(self._done) else wanted
+
+
+def joined(rows_of: Callable[[int], tuple[Int64s, Int64s]]) -> Callable[[int, int], tuple[Int64s, Int64s]]:
+    """(positions, rows) of several batches, from those of one."""
+
+    def of_all(first: int, stop: int) -> tuple[Int64s, Int64s]:
+        positions, rows = zip(*map(rows_of, range(first, stop)), strict=True)
+        return np.concatenate(positions), np.concatenate(rows)
+
+    return of_all
 
 
 def read_good(reader: Reader, indices: Indices, field: str = "image") -> list[Buffer | None]:

@@ -54,6 +54,7 @@ class Trainer:
     batches: batches of the epoch that were trained on before the resume; limit: batches that an epoch will run.
     under_way: whether the resumed checkpoint was saved inside the step of the next batch.
     counted: batches of this epoch that Lightning has processed, if it is saving a checkpoint outside a step.
+    miscounted: `batches`, at the end of a step, if Lightning will go back by one: a run before died in a step.
     processes: number of processes among which it shards the samples.
     repeats: 0, or the batches of a part if it repeats samples to fill up the last part that it distributes.
     batch_size: of the DataLoader; partial: whether its last batch may be smaller.
@@ -61,6 +62,7 @@ class Trainer:
     asks_ahead: whether samples are requested before training uses them.
     early: a StatefulDataLoader that makes its first iterator only to take a state.
     states: resume tokens that Lightning has read from a checkpoint but not loaded.
+    too_early: whether a Trainer that will resume makes iterators before it reads its checkpoint.
     """
 
     name: str = ""
@@ -70,6 +72,7 @@ class Trainer:
     limit: float = math.inf
     under_way: bool = False
     counted: int | None = None
+    miscounted: int = 0
     processes: int = 1
     repeats: int = 0
     batch_size: int = 1
@@ -78,6 +81,7 @@ class Trainer:
     asks_ahead: bool = False
     early: Any = None
     states: tuple[Mapping[str, Any], ...] = ()
+    too_early: bool = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "early": None}
@@ -85,14 +89,15 @@ class Trainer:
     def missed_state(self, epoch: int, samples: int) -> Mapping[str, Any] | None:
         """The state of a checkpoint that Lightning did not load because it considers the epoch new; None if none.
 
-        This happens in a run that was resumed at an epoch's end. If the state is at the start of the next epoch, the
-        end of this epoch of `samples` samples is returned.
+        This happens in a run that was resumed at an epoch's end, and after `Trainer.estimated_stepping_batches`, which
+        makes the loaders before the checkpoint is read (pytorch-lightning#20550). If the state is at the start of the
+        next epoch, the end of this epoch of `samples` samples is returned.
         """
         last = max(self.states, key=lambda state: (state["epoch"], state["cursor"]), default=None)
         if last is None or self.epoch != epoch:
             return None
         if (last["epoch"], last["cursor"]) == (epoch + 1, 0):
-            return {**last, "epoch": epoch, "cursor": samples}
+            return last if self.under_way else {**last, "epoch": epoch, "cursor": samples}
         return last if last["epoch"] == epoch and last["cursor"] else None
 
     def has_left(self, epoch: int, state: int, done: int) -> bool:
@@ -106,13 +111,13 @@ class Trainer:
         """
         return self.name == "Lightning" and epoch > state and 0 < done == self.batches
 
-    def has_done(self, total: int) -> bool:
-        """Whether Lightning resumes after all of the `total` batches of an epoch.
+    def has_done(self, total: int, miscounted: int = 0) -> bool:
+        """Whether Lightning resumes after all of the `total` batches of an epoch; miscounted: when it set the epoch.
 
         After max_steps Lightning counts the epoch as done, but not its batches: it takes one batch of the next epoch
         and ends it.
         """
-        return self.batches > 0 and self.batches >= min(self.limit, total)
+        return max(self.batches, miscounted) >= max(1, min(self.limit, total))
 
     def check_sharing(self, world_size: int, line: str) -> None:
         """Raise TrainerError if the samples of one rank of `world_size` would be sharded a second time."""
@@ -149,6 +154,14 @@ class Trainer:
                 f"batch size or number of ranks; resume with those of the checkpoint, or from an epoch's end:  "
                 f"ModelCheckpoint(save_on_train_epoch_end=True)"
             )
+
+    def began_too_early(self) -> TrainerError:
+        """The error for workers that began an epoch before Lightning said where it resumes."""
+        return TrainerError(
+            "trainer.estimated_stepping_batches lets the workers of this DataLoader begin before Lightning reads the "
+            "checkpoint (pytorch-lightning#20550): samples would be repeated; in configure_optimizers, count the steps "
+            "without it, or give the Trainer an ImageLoader"
+        )
 
     def no_batch_before(self, epoch: int) -> TrainerError:
         """The error for a state that is not at the end of the batch that is under way."""
@@ -189,7 +202,10 @@ def find_trainer() -> Trainer:
         elif module.endswith(".loops.evaluation_loop"):
             break
         elif module.endswith(".loops.fit_loop"):
-            facts.update(_lightning(frame.f_locals.get("self"), frame.f_code.co_name == "on_save_checkpoint"))
+            loop, caller = frame.f_locals.get("self"), frame.f_back
+            facts.update(_lightning(loop, frame.f_code.co_name == "on_save_checkpoint"))
+            if caller is not None and caller.f_code.co_name == "estimated_stepping_batches":
+                facts.update(too_early=getattr(getattr(loop, "trainer", None), "ckpt_path", None) is not None)
             break
     return Trainer(**facts)
 
@@ -294,12 +310,13 @@ def _lightning(loop: Any, is_saving: bool) -> dict[str, Any]:
         real, forgotten = batch_total.processed - epoch * limit, batch_total.processed - batch_total.completed
         if loop.restarting and in_step and batches < real <= batches + forgotten:
             batches = int(real)
-        states = () if loop.restarting else tuple(_tokens(loop._combined_loader_states_to_load))
+        states = tuple(_tokens(loop._combined_loader_states_to_load))
     except (AttributeError, TypeError):
         return {}
     place = {"epoch": epoch + 1, "batches": 0} if at_end else {"epoch": epoch, "batches": batches}
     counted = int(now.processed) if is_saving and not in_step else None
-    counts = {"under_way": bool(loop.restarting and in_step), "counted": counted}
+    lags = loop.restarting and not in_step and batch_total.ready > batch_total.processed
+    counts = {"under_way": bool(loop.restarting and in_step), "counted": counted, "miscounted": batches if lags else 0}
     return {"name": "Lightning", "at_end": at_end, "limit": limit, "states": states, **place, **counts}
 
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import packer
@@ -19,51 +20,72 @@ from packer.testing.samples import make_jpeg
 
 pytestmark = pytest.mark.trainers
 SCRIPTS = Path(__file__).parent.parent / "examples/trainers"
+# A run with one of these words ends like a killed one: after this method of this class, as soon as the condition holds.
+KILLS = {
+    "rfdetr": "pytorch_lightning Trainer save_checkpoint trainer.global_step==8",
+    "torchgeo": "lightning.pytorch Trainer save_checkpoint trainer.global_step==8",
+    "ultralytics": "ultralytics.engine.trainer BaseTrainer save_model trainer.epoch==1",
+}
 KILLED = """
-import runpy, sys
-from ultralytics.engine.trainer import BaseTrainer
-save = BaseTrainer.save_model
-def save_and_die(trainer):
-    save(trainer)
-    if trainer.epoch == 1: raise SystemExit(0)
-BaseTrainer.save_model = save_and_die
-sys.path.insert(0, sys.argv[1].rpartition("/")[0])
-del sys.argv[0]
+import importlib, os, runpy, sys
+module, kind, method, condition = sys.argv[1].split()
+owner = getattr(importlib.import_module(module), kind)
+save = getattr(owner, method)
+def save_and_die(trainer, *given, **named):
+    save(trainer, *given, **named)
+    if eval(condition): os._exit(0)
+setattr(owner, method, save_and_die)
+del sys.argv[:2]
+sys.path.insert(0, sys.argv[0].rpartition("/")[0])
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
 def run(name: str, folder: Path, *words: str, killed: bool = False) -> list[str]:
     """The record of a script: samples, and the loss or the mean of their pixels."""
-    script = [*(["-c", KILLED] if killed else []), str(SCRIPTS / f"train_{name}.py")]
-    place = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "true", "OMP_NUM_THREADS": "1"}
+    script = [*(["-c", KILLED, KILLS[name]] if killed else []), str(SCRIPTS / f"train_{name}.py")]
+    place = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    place["PYTHONUNBUFFERED"] = "1"
     done = subprocess.run(
-        [sys.executable, *script, *words], cwd=folder, env={**os.environ, **place}, capture_output=True, timeout=300
+        [sys.executable, *script, *words], cwd=folder, env={**os.environ, **place}, capture_output=True, timeout=900
     )
     assert done.returncode == 0, done.stderr.decode()[-2000:]
     return re.findall(r"trained on [^\r\n]*", done.stdout.decode())
 
 
-@pytest.mark.parametrize("name", ["monai", "torchtitan", "ultralytics"])
+def pack(name: str, folder: Path) -> str:
+    """A set as the script takes it: 24 samples to train on, and for some 8 to validate with."""
+    if name == "rfdetr":
+        with packer.writer(folder / "set", to="hdf5") as out:
+            for i in range(24):
+                boxes = np.array([[4, 4, 20 + i % 3, 30], [10, 2, 40, 24]], np.float32)[: 1 + i % 2]
+                out.write(str(i), image=make_jpeg(i, (40, 48)), boxes=boxes, box_labels=np.arange(len(boxes)))
+        return str(folder / "set")
+    for split, count in {"train": 24, "val": 8}.items():
+        for i in range(count):
+            path = folder / "images" / split / f"class{i % 3}" / f"{split}{i}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if name == "torchgeo":
+                np.save(path, np.random.default_rng(i).integers(0, 10_000, (13, 32, 32), np.uint16))
+            else:
+                path.with_suffix(".jpg").write_bytes(make_jpeg(i, (40, 48)))
+    source = folder / "images" if name in KILLS else folder / "images/train"
+    packer.convert(source, to="hdf5", output=folder / "set", run=packer.Run(workers=1))
+    return str(folder / "set")
+
+
+@pytest.mark.parametrize("name", ["monai", "torchtitan", *KILLS])
 def test_a_continued_run_trains_on_what_a_whole_run_does(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
         assert os.environ.get("PACKER_TEST_TRAINERS") != "required", f"{name} is not installed"
         pytest.skip(f"needs {name}")
-    for split, count in {"train": 24, "val": 8}.items():
-        for i in range(count):
-            path = tmp_path / "images" / split / f"class{i % 3}" / f"{split}{i}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(make_jpeg(i, (40, 48)))
-    source = tmp_path / "images" if name == "ultralytics" else tmp_path / "images/train"
-    packer.convert(source, to="hdf5", output=tmp_path / "set", run=packer.Run(workers=1))
-    if name == "ultralytics":  # saves between epochs
-        options = [str(tmp_path / "set"), "--epochs", "3", "--output"]
+    packed = pack(name, tmp_path)
+    if name in KILLS:
+        options, steps = [packed, "--epochs", "3", "--output"], 18
         whole = run(name, tmp_path, *options, "whole")
         parts = run(name, tmp_path, *options, "parts", killed=True) + run(name, tmp_path, *options, "parts")
-        assert len(whole) == 18
     else:
-        options = [str(tmp_path / "set"), "--checkpoint"]
+        options, steps = [packed, "--checkpoint"], 8
         whole = run(name, tmp_path, *options, "whole", "--steps", "8")
-        parts = [line for steps in "35" for line in run(name, tmp_path, *options, "parts", "--steps", steps)]
-        assert len(whole) == 8
-    assert parts == whole
+        parts = [line for words in "35" for line in run(name, tmp_path, *options, "parts", "--steps", words)]
+    assert len(whole) == steps and parts == whole

@@ -7,7 +7,7 @@ import json
 import os
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -98,7 +98,8 @@ class Fit:
 
     stop: it saves and ends after so many steps. dies: it saves and dies in so many steps of its own, in a `hook` of the
     module. after: it saves when fit is over. refused: what the error says; begun: after some steps.
-    validates: with a loader of its "own", or with the "same" one. options: of the Trainer.
+    validates: with a loader of its "own", or with the "same" one. estimates: its module asks for the number of steps.
+    options: of the Trainer.
     """
 
     stop: int = 0
@@ -108,6 +109,7 @@ class Fit:
     refused: str = ""
     begun: bool = False
     validates: str = ""
+    estimates: bool = False
     batch: int = BATCH
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -130,6 +132,10 @@ def attempt(lightning: Any, reader: Any, folder: Path, kind: str, fit: Fit, chec
 
     def run() -> None:
         trainer.fit(module, loader, validation, ckpt_path=checkpoint)
+
+    if fit.estimates:
+        optimizers = module.configure_optimizers
+        module.configure_optimizers = lambda: (trainer.estimated_stepping_batches, optimizers())[1]
 
     if fit.dies is not None:
         setattr(module, fit.hook, hooked)
@@ -165,6 +171,7 @@ COUNTED = r"Lightning has counted 2 .*another batch size or number of ranks|work
 IN_STEP = "saved this checkpoint inside the step of batch 2 of epoch 1"
 LEFT_OUT = r"whole epochs would be left out; leave out persistent_workers=True"
 SAME = r"ended this loop: .*training and validation, make two loaders"
+TOO_EARLY = r"estimated_stepping_batches lets the workers .*pytorch-lightning#20550"
 VALIDATES: dict[str, Any] = {"val_check_interval": 0.25, "num_sanity_val_steps": 1}
 RELOADS, UNCHECKED = {"reload_dataloaders_every_n_epochs": 1}, {"num_sanity_val_steps": 0}
 STORIES: list[tuple[str, list[Fit]]] = [
@@ -186,8 +193,14 @@ STORIES: list[tuple[str, list[Fit]]] = [
     ("loader", [Fit(dies=9, hook="transfer_batch_to_device"), Fit()]),
     ("loader, stateful 0, stateful 2, stateful stream 2", [Fit(stop=3), Fit(dies=0), Fit(stop=7), Fit(stop=9),
                                                            Fit(stop=14), Fit()]),
-    ("plain 2", [Fit(dies=7), Fit(stop=14), Fit()]),
+    ("plain 0, plain 2", [Fit(dies=7), Fit(stop=14), Fit()]),
     ("loader, stateful 0, stateful stream 2", [Fit(dies=3), Fit(stop=5), Fit(dies=0), Fit()]),
+    ("loader, stateful 0", [Fit(stop=9, estimates=True), Fit(dies=2, estimates=True), Fit(dies=2, estimates=True),
+                            Fit(stop=14, estimates=True), Fit(estimates=True)]),
+    ("loader, stateful 0", [Fit(stop=14), Fit(estimates=True)]),
+    ("plain 2, stateful 2, stream 2", [Fit(stop=14), Fit(estimates=True, refused=TOO_EARLY)]),
+    ("plain 2, stateful 2, stateful stream 2, stateful batches 2", [Fit(stop=9),
+                                                                    Fit(estimates=True, refused=TOO_EARLY)]),
     ("loader, stateful 0", [Fit(validates="own", options=VALIDATES | {"max_epochs": 1}),
                             Fit(validates="own", options=VALIDATES)]),
     ("loader, plain 0, stateful 2, stream 2", [Fit(validates="same")]),
@@ -241,6 +254,17 @@ def test_epochs_that_lightning_limits(lightning: Any, reader: Any, tmp_path: Pat
     """limit_train_batches ends an epoch after 3 of 7 batches: resumed from its last batch, and from its middle."""
     options = {"limit_train_batches": 3}
     check(story(lightning, reader, tmp_path, kind, Fit(stop, options=options), Fit(9, options=options)), count=12)
+
+
+@pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful 2"])
+@pytest.mark.parametrize("dies", [3, 4, 5])
+def test_epochs_that_lightning_limits_after_a_death(
+    lightning: Any, reader: Any, tmp_path: Path, kind: str, dies: int
+) -> None:
+    """Lightning counts one batch too few of the epoch after that."""
+    fits = [Fit(dies=dies), Fit(stop=6), Fit()]
+    limited = [replace(fit, options={"limit_train_batches": 3}) for fit in fits]
+    check(story(lightning, reader, tmp_path, kind, *limited), count=12)
 
 
 @pytest.mark.parametrize("kind", ["loader", "stateful 0", "stream 2"])

@@ -108,6 +108,14 @@ def test_an_example_continues_where_it_was_killed(framework: str, packed: Path, 
     arguments, whole = arguments_of(framework, packed, tmp_path / "kept"), undisturbed(framework, packed, tmp_path, 2)
     first = run_ranks(program, arguments, 2, kill=(7, 0.0))
     assert continues_at(whole, first, 0) == 0
+    if framework == "transformers":  # its checkpoint says what both ranks trained on
+        from readers.frameworks.transformers import last_checkpoint
+
+        with readers.open(packed, "train") as reader:
+            replayed = readers.replay(str(last_checkpoint(tmp_path / "kept")), reader)
+            steps = [replayed.step(number).samples for number in range(replayed.done)]
+        past = [[one.label for one in sorted(step, key=lambda one: one.rank)] for step in steps]
+        assert len(past) > 5 and past == [step.samples for step in first[: len(past)]]
     rest = run_ranks(program, arguments, 1)
     end = continues_at(whole, rest, len(first), exact=False)
     assert end > 0 and end + len(rest) == STEPS

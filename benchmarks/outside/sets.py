@@ -1,4 +1,4 @@
-"""A pytest plug-in's parts: small sets of ours in place of the toy data sets of others' tests of state."""
+"""Parts of the plug-ins for pytest: small sets of ours in place of the toy data sets of others' tests of state."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _used: list[int] = []
 @cache
 def packed(size: int) -> readers.Reader:
     """A packed set of `size` noisy PNGs of 16 x 16 pixels; the label of image i is i."""
-    draw, folder = np.random.default_rng(size), Path(_FOLDER.name) / str(size)
-    with packer.writer(folder, "hdf5", classes=[f"{i:03}" for i in range(size)]) as out:
-        for i in range(size):
-            out.write(f"{i:03}", label=i, image=draw.integers(0, 256, (16, 16, 3), np.uint8))
+    draw, folder, keys = np.random.default_rng(size), Path(_FOLDER.name) / str(size), [f"{i:03}" for i in range(size)]
+    with packer.writer(folder, "hdf5", classes=keys) as out:
+        for i, key in enumerate(keys):
+            out.write(key, label=i, image=draw.integers(0, 256, (16, 16, 3), np.uint8))
     return readers.open(folder, "train")
 
 
@@ -39,15 +39,16 @@ class Images(ImageDataset):
         super().__init__(packed(size), [RandomResizedCrop(8), RandomHorizontalFlip()] if draws else None)
         self._number, self._slow = number, slow
 
-    def __getitems__(self, indices: Sequence[int]) -> list[Any]:
+    def _items(self, indices: Sequence[int], *, together: bool = False) -> Any:
         time.sleep(self._slow in indices)
-        return [item[1] for item in self._items(indices)[0]] if self._number else super().__getitems__(indices)
+        items, images = super()._items(indices, together=together and not self._number)
+        return ([label for _, label in items], None) if self._number else (items, images)
 
 
 def apply(items: list[pytest.Item], names: Mapping[str, Any], not_ours: Mapping[str, str]) -> None:
     """Replace names in the modules of tests; skip the tests that do not apply, for the reason named."""
     for item in items:
-        vars(item.module).update((name, names[name]) for name in names.keys() & vars(item.module).keys())  # type: ignore[attr-defined]
+        vars(item.module).update((name, names[name]) for name in names.keys() & vars(item.module).keys())
         for part in (part for part in not_ours if part in item.nodeid):
             item.add_marker(pytest.mark.skip(reason=not_ours[part]))
 

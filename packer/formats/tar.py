@@ -83,7 +83,6 @@ _MAX_GAP_BYTES = 16 << 20  # of zeros between archives
 _HEAD = b"0000644\0" + b"0000000\0" + b"0000000\0"
 _MTIME = b"\0" + b"00000000000\0"  # preceded by the terminator of the size
 _TAIL = b"0" + bytes(100) + b"ustar\x0000" + bytes(BLOCK_BYTES - 265)
-_HEADER = _HEAD + b"%011o" + _MTIME + b"%06o\0 " + _TAIL
 _CONSTANT_SUM = sum(_HEAD) + sum(_MTIME) + 8 * ord(" ") + sum(_TAIL)
 
 
@@ -101,8 +100,9 @@ def member_header(name: bytes, size: int) -> bytes:
     """The header of a regular file (mode 0644, owner 0, time 0). Raises FormatError past USTAR's limits."""
     if len(name) > MAX_NAME_BYTES or size > MAX_SIZE_BYTES:
         raise FormatError(f"tar member {name[:120]!r} of {size} bytes does not fit a USTAR header")
-    checksum = _CONSTANT_SUM + sum(name) + sum(b"%011o" % size)
-    return name.ljust(MAX_NAME_BYTES, b"\0") + _HEADER % (size, checksum)
+    octal = b"%011o" % size
+    checksum = b"%06o\0 " % (_CONSTANT_SUM + sum(name + octal))
+    return b"".join((name.ljust(MAX_NAME_BYTES, b"\0"), _HEAD, octal, _MTIME, checksum, _TAIL))
 
 
 def end_of_archive(position: int) -> bytes:

@@ -95,17 +95,12 @@ def starts_record(head: bytes) -> bool:
 def varint(value: int) -> bytes:
     """Base-128 encoding of a value from 0 to 2^64 - 1."""
     if value < 0x80:
-        return bytes((value,))
-    if value < 0x4000:
-        return bytes((value & 0x7F | 0x80, value >> 7))
-    if value < 0x200000:
-        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+        return _BYTES[value]
+    return _BYTES[value & 0x7F | 0x80] + _rest(value >> 7)
+
+
+_BYTES = [bytes((value,)) for value in range(256)]
+_rest = lru_cache(4096)(varint)  # lengths recur but for their lower bits
 
 
 def _field(tag: int, data: bytes) -> bytes:

@@ -24,7 +24,7 @@ from readers.feed import BadSample, Feed, for_decoding, read_samples, substitute
 from readers.headers import ImageHeader, first_deep
 from readers.loader.stats import ThreadClock
 from readers.order.base import Int64s
-from readers.reader import SAMPLE_ERRORS, Announcer, Reader
+from readers.reader import SAMPLE_ERRORS, Announcer, Reader, joined
 from readers.table import Buffer, upright_sides
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class EpochWork:
     def plan(self, step: int, clock: ThreadClock) -> Batch:
         """Batch `step` with its samples read and the job of each planned."""
         positions, indices = self.feed.rows(self._epoch, step)
-        self._announcer.announce(step, self.steps, len(indices), partial(self.feed.rows, self._epoch))
+        self._announcer.announce(step, self.steps, len(indices), joined(partial(self.feed.rows, self._epoch)))
         plans, sizes = self._plan_samples(positions, indices)
         shapes = [self._choose_size(view, plan, sizes, positions, indices) for view, plan in enumerate(plans)]
         images = [self.allocate(len(indices), *shape) for shape in shapes]

@@ -486,8 +486,8 @@ class ImageDataset(Dataset[Any]):
             stride = first.ranks * workers * len(rows)  # positions from one batch of this process to its next
             number, length = first.position // stride, len(order)
 
-            def rows_of(batch: int) -> tuple[Int64s, Int64s]:
-                later = positions + (batch - number) * stride
+            def rows_of(batch: int, stop: int) -> tuple[Int64s, Int64s]:
+                later = ((np.arange(batch, stop) - number)[:, None] * stride + positions).ravel()
                 later = later[later < length]
                 return later, known.order.indices(first.epoch, later)
 

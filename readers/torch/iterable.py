@@ -177,6 +177,8 @@ class ImageStream(IterableDataset[Any]):
                 "a state was loaded while workers were running, and they cannot see it; make a new DataLoader after "
                 "load_state_dict, or leave out persistent_workers"
             )
+        if trainer.too_early:
+            raise trainer.began_too_early()
         if trainer.keeps_account and (trainer.at_end or trainer.missed_state(trainer.epoch or 0, 0) is not None):
             raise TrainerError(
                 f"Lightning begins epoch {trainer.epoch}, but this stream's state in the checkpoint is in the middle "

@@ -114,7 +114,10 @@ class Epochs(Position, ABC, Generic[_Unit]):
             raise refused
         if calling_package() == "torchdata" and epoch < self._place.next.epoch:
             return  # torchdata's nodes count one epoch too few after a state from the end of an epoch
-        trainer = find_trainer()
+        trainer, under_way = find_trainer(), self._progress
+        self._keep(trainer)
+        if under_way is not None and under_way.trainer.too_early:
+            raise trainer.began_too_early()
         if trainer.processes > 1:
             self._check_sharing(trainer)  # checked here on all processes; only those that load reach the first batch
         if self.start.epoch == epoch:
@@ -230,10 +233,11 @@ class Epochs(Position, ABC, Generic[_Unit]):
         if start is None:
             epoch = self._place.next.epoch if trainer.epoch is None else trainer.epoch
             start = self._start_in(epoch, trainer, trainer.name)
-            missed = trainer.missed_state(start.epoch, len(self.order)) if not start.cursor else None
-            start = start if missed is None else self._start_of(missed)
-            if trainer.has_done(trainer.batches_of(len(self))):
+            start = start if start.cursor else self._missed(start, trainer)
+            if trainer.has_done(trainer.batches_of(len(self)), self._miscounted):
                 start = Start(start.epoch, len(self.order))
+        elif trainer.epoch == start.epoch and trainer.has_done(trainer.batches_of(len(self))):
+            start = Start(start.epoch, len(self.order))  # limit_train_batches
         elif trainer.at_end and trainer.epoch == start.epoch + 1:
             start = Start(start.epoch + 1)
         else:

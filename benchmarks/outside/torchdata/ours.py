@@ -27,7 +27,7 @@ def stream(size: int, draws: bool = False, collate: Any = None) -> ImageStream:
     dataset, order = Images(size, draws=draws), Shuffled(size, seed=3) if draws else Sequential(size)
     made = ImageStream(dataset, EpochSampler(order, dataset), 1)
     if collate is not None:
-        made.length, made.collate = size, lambda items: collate(made, items[0][1])  # type: ignore[attr-defined]
+        made.length, made.collate = size, lambda items: collate(made, items[0][1])
     return made
 
 
