@@ -1,4 +1,4 @@
-"""What a cache is worth: images/s of whole loaders, memory, the cost of a hit and of a miss, and slow sources.
+"""The benefit of a cache: images/s of whole loaders, memory, the cost of a hit and of a miss, and slow sources.
 
     epochs   a DataLoader (--workers), or ImageLoader with --threads: images/s of the first and of later epochs
     memory   --workers processes that have all read everything: growth of their PSS over what is kept
@@ -44,7 +44,7 @@ CROP, KEPT = 224, 256
 
 @dataclass(frozen=True)
 class Job:
-    """What a row gets: the packed set, and for whom to make the data set."""
+    """The arguments of a row: the packed set, and the consumer of the data set."""
 
     path: Path
     split: str | None
@@ -62,7 +62,7 @@ class Job:
 
 
 class DictReader:
-    """What many write: a dictionary in the data set, which every worker fills for itself."""
+    """A common pattern: a dictionary in the data set, which every worker fills separately."""
 
     def __init__(self, base: Any) -> None:
         self.base, self.kept = base, {}
@@ -108,7 +108,7 @@ class SlowStore(StoreOver):
 
 
 class StoreInMemory(StoreOver):
-    """A store that costs next to nothing once it was asked for everything, to see what a cache adds to it."""
+    """A store that costs almost nothing after a first read of everything, to measure the cost of a cache over it."""
 
     def __init__(self, source: Store) -> None:
         self.source, self.kept = source, {}
@@ -191,7 +191,7 @@ def stochastic(job: Job) -> Any:
 
 
 def resized(image: Any, side: int) -> Any:
-    """uint8 [3, h, w] to a square, bilinear with antialiasing: what torchvision.transforms.v2 calls."""
+    """uint8 [3, h, w] to a square, bilinear with antialiasing, as in torchvision.transforms.v2."""
     import torch
 
     options = {"mode": "bilinear", "antialias": True, "align_corners": False}
@@ -251,7 +251,7 @@ def _loader(dataset: Any, arguments: argparse.Namespace) -> Any:
 
 # --- memory -------------------------------------------------------------------------------------------------------
 def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
-    """Growth of the PSS of all processes over what is kept, once each of them has read every sample."""
+    """Growth of the PSS of all processes, relative to the kept bytes, after each has read every sample."""
     import torch
 
     torch.set_num_threads(1)  # a pool of threads does not survive a fork

@@ -1,4 +1,4 @@
-"""A cache of DCT coefficients besides what decoding takes: filling it, starting with it, and several processes.
+"""The costs of a cache of DCT coefficients apart from decoding: filling it, starting with it, and several processes.
 
     python benchmarks/coefficient_cache.py --set SET [--directory DIR] [--rounds 3] [--only fill,beside,…]
 
@@ -227,7 +227,7 @@ class Steps:
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def rounds(self, ways: dict[str, Callable[[], Figures]]) -> dict[str, list[Figures]]:
-        """What each way gave, by round; every other round runs backwards."""
+        """The figures of each way, by round; every other round runs backwards."""
         found: dict[str, list[Figures]] = {name: [] for name in ways}
         for number in range(self.arguments.rounds):
             for name in reversed([*ways]) if number % 2 else [*ways]:

@@ -127,7 +127,7 @@ def _loader(
 
 
 def foreign_cases() -> dict[str, Case]:
-    """A torch DataLoader; most stages wait, those that are said to compute do so."""
+    """A torch DataLoader; most stages wait, the computing ones compute."""
     fast, copies = _loader(), {"copy": free_copy}
     cases = {
         "slow storage behind a cache": Case(_loader(first=SLOW), "storage", fast),

@@ -69,7 +69,7 @@ for _engine, _imports in ((local, ""), (mpi, "mpi4py"), (dask, "distributed"), (
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One conversion. Raises RuntimeError where its shards and indexes are others than those of the first."""
+    """One conversion. Raises RuntimeError if its shards and indexes differ from those of the first."""
     from cache.checksums import file_checksum
 
     out, sums = arguments.work / "set", arguments.work / "sums.json"

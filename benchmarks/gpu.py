@@ -349,7 +349,7 @@ _TRACED_BATCHES = 10
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images/s once all is under way, as a training sees it that waits for each batch on its own stream."""
+    """Images/s in the steady state, as seen by a training job that waits for each batch on its own stream."""
     task = Task(arguments.tree, arguments.work, arguments.batch, arguments.threads, arguments.device)
     if chosen.options.get("figures"):
         figures: dict[str, Any] = chosen.function(task)

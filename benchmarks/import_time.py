@@ -1,4 +1,4 @@
-"""Import: what `import readers` costs in a process that has NumPy, next to other libraries.
+"""Import: the time of `import readers` after NumPy, next to other libraries.
 
     python benchmarks/import_time.py [--rounds 15] …
 

@@ -14,7 +14,7 @@ KEY_DIGITS = 12
 
 
 def synthetic_columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
-    """(offset, length, label) of samples that lie one after the other."""
+    """(offset, length, label) of consecutive samples."""
     import numpy as np
 
     lengths = np.random.default_rng(seed).integers(MEAN_BYTES // 2, MEAN_BYTES * 3 // 2, samples)

@@ -1,4 +1,4 @@
-"""Loader: what `ImageLoader` costs apart from decoding, its memory over epochs, and the time to its first batch.
+"""Loader: the cost of `ImageLoader` apart from decoding, its memory over epochs, and the time to its first batch.
 
     python benchmarks/loader_overhead.py --tree TREE --work DIR [--rounds 3] …
 
@@ -184,7 +184,7 @@ def before(chosen: Contender, arguments: argparse.Namespace) -> None:
 
 
 def _content(name: str, arguments: argparse.Namespace) -> tuple[int, bytes]:
-    """How many samples, and what each of them is."""
+    """The number of samples, and the content of each."""
     path = list_tree(arguments.tree)[0][0]
     if name == MANY:
         return arguments.samples, Path(path).read_bytes()

@@ -153,7 +153,7 @@ def peak_memory() -> dict[str, float]:
 
 
 def memory_of_self() -> dict[str, float]:
-    """What this process holds now, in MB: private (anonymous) memory, and mapped pages of files.
+    """The memory of this process now, in MB: private (anonymous) memory, and mapped pages of files.
 
     Pages of files belong to the page cache and are shared by all processes that map them.
     """

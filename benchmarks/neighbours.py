@@ -31,7 +31,7 @@ _BATCH, _AHEAD, _SEED, _EPOCHS = 64, 2, 1, 3
 
 @dataclass(frozen=True)
 class Node:
-    """What a node needs to open its reader. place: its own directory. shared: one that all see."""
+    """The arguments of a node's reader. place: its own directory. shared: a directory of all nodes."""
 
     made: Path
     number: int
@@ -122,7 +122,7 @@ def run_node(node: Node, kind: str, barrier: Any, results: Any) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each epoch, and what came from the source in each, in sizes of the set."""
+    """Seconds of each epoch, and its bytes from the source, in sizes of the set."""
     import readers
 
     nodes, kind = chosen.options["nodes"], chosen.options["kind"]

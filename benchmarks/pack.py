@@ -27,7 +27,7 @@ from machine import cpu_seconds, folder_bytes, list_tree, peak_memory, prime, re
 from pipeline_sets import IndexedFiles
 from report import Claim, Column
 
-# What no packer can beat by much: moving the same bytes with nothing added.
+# The limit of all packers: moving the same bytes.
 
 
 CAT = "limit: cat to one file"

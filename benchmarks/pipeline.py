@@ -32,7 +32,7 @@ __all__ = ["BATCH", "before", "endless", "make_sets", "measure", "run"]
 
 BATCH = {"imagenet": 64, "celeb": 128}
 _PRIME_BYTES = 1 << 30
-# What was made while we waited for the first batch is handed out before the clock starts.
+# Batches made during the wait for the first one are consumed before the clock starts.
 _WARM_BATCHES = 8
 
 
@@ -78,7 +78,7 @@ def endless(make: Callable[[], Iterable[Any]]) -> Iterator[Any]:
 
 
 def _check(batch: Any, job: Job) -> None:
-    """Every row must deliver what it was asked for."""
+    """Every row must deliver the requested batches."""
     images = batch[0]
     size, dtype = job.size, str(images.dtype).removeprefix("torch.")
     shapes = ((job.batch, 3, size, size), (job.batch, size, size, 3))
@@ -109,7 +109,7 @@ def make_sets(chosen: Contender, arguments: argparse.Namespace) -> Iterator[Path
 
 
 def _claims(arguments: argparse.Namespace) -> Iterator[Claim]:
-    """What we promise."""
+    """The promises of the project."""
     celeb, loader, column = arguments.task == "celeb", "ours: ImageLoader", "images_s"
     for kind in KINDS:
         floats = kind == "f32"

@@ -1,4 +1,4 @@
-"""What the rows of `pipeline.py` are asked for.
+"""The job of the rows of `pipeline.py`.
 
 A row is registered once for uint8 and once for float32 batches. Its function gets a `Job`, opens the set, and returns a
 function that makes the loader: an iterable of (images, labels), for one epoch or without end. Images are

@@ -27,7 +27,7 @@ __all__ = ["register_rows"]
 
 
 def ops(job: Job) -> list[Any]:
-    """What the task does to an image."""
+    """The ops of the task on an image."""
     from readers.augment import CELEBA_CROP, Normalize, RandomHorizontalFlip, RandomResizedCrop, Resize
 
     crop = [CELEBA_CROP, Resize(64)] if job.celeb else [RandomResizedCrop(224)]

@@ -90,7 +90,7 @@ def _write_record_index(shard: Path) -> None:
 
 
 class IndexedFiles:
-    """What FFCV's writer wants: a sequence of (image, label). load: from a path to the image."""
+    """The input of FFCV's writer: a sequence of (image, label). load: from a path to the image."""
 
     def __init__(self, tree: str, load: Callable[[str], Any]) -> None:
         self.items, self.load = list_tree(tree), load

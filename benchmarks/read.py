@@ -44,7 +44,7 @@ class Place:
         return str(output_of(self.work, packer))
 
     def data(self, packer: str) -> str:
-        """What must be in the page cache, or out of it: the output of `packer`, "ours" or "tree"."""
+        """The files to bring into the page cache, or to drop from it: the output of `packer`, "ours" or "tree"."""
         if packer == "tree":
             return str(self.tree)
         return self.output(f"ours: {self.container}" if packer == "ours" else packer)

@@ -164,7 +164,7 @@ def _cell(values: list[float], form: str, with_range: bool) -> str:
 
 
 def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str]) -> list[list[str]]:
-    """What was claimed, what was found and whether it holds; nothing where a side did not run."""
+    """The claim, its result and whether it holds; nothing if a side did not run."""
     values = values_of(results, claim.row, claim.column)
     if not values:
         return []

@@ -1,4 +1,4 @@
-"""What each step costs a sample, from the listing to the order of an epoch: CPU time, wall time, memory.
+"""The cost of each step per sample, from the listing to the order of an epoch: CPU time, wall time, memory.
 
     python benchmarks/scale.py --work DIR [--samples 100000] [--per-folder 1000] [--shuffle] [--only list,plan]
     python benchmarks/scale.py --work DIR --samples 10000000 --cold       # as root: the page cache is emptied first

@@ -119,7 +119,7 @@ class SlowStore(StoreOver):
 
     @staticmethod
     def moved_bytes(state: Path) -> int:
-        """What has come through the link; makes the file where there is none."""
+        """The bytes that have come through the link; makes a missing file."""
         if not state.exists():
             state.write_bytes(bytes(16))
         return int(struct.unpack("<dQ", state.read_bytes())[1])

@@ -35,7 +35,7 @@ PER_SHARD = 1000
 
 @dataclass
 class Job:
-    """What a contender gets: a text file of addresses, where to write, and how many threads fetch."""
+    """The arguments of a contender: a text file of addresses, the output, and the number of threads."""
 
     table: Path
     to: Path

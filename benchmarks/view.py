@@ -1,4 +1,4 @@
-"""What `packer view` sends for a set of a million samples before anything is seen, and how long its answers take.
+"""The bytes that `packer view` sends for the first screen of a set of a million samples, and the time of its answers.
 
     python benchmarks/view.py --work DIR --samples 1000000
 
@@ -82,7 +82,7 @@ def make_set(work: Path, samples: int) -> Path:
 
 
 class Browser:
-    """Asks as the page does; counts what comes."""
+    """Sends the page's requests; counts the bytes of the answers."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -116,7 +116,7 @@ def say(what: str, size: int, seconds: float, more: str = "") -> None:
 
 
 def look(root: Path) -> None:
-    """Start the command, and ask it for what the page asks for."""
+    """Start the command, and send it the page's requests."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "packer", "view", str(root), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -130,7 +130,7 @@ def look(root: Path) -> None:
 
 
 def ask(browser: Browser) -> None:
-    """What a page needs first, then the other orders."""
+    """The first requests of a page, then the other orders."""
     from packer.tools.view.answers import page_files
 
     for name in page_files():

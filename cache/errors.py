@@ -240,16 +240,16 @@ def install_command(*extras: str) -> str:
     If the distribution is installed (from a checkout, too), pip keeps it and adds the packages of the extras. If a
     checkout is only on the import path, the command names the checkout, so that no package index is asked.
     """
-    wanted = f"[{','.join(extras)}]"
+    extras_text = f"[{','.join(extras)}]"
     checkout = Path(__file__).resolve().parent.parent
     if not _is_installed(checkout) and (checkout / "pyproject.toml").is_file():
-        return f"pip install -e {quoted(f'{checkout}{wanted}')}"
-    return f"pip install '{DISTRIBUTION}{wanted}'"
+        return f"pip install -e {quoted(f'{checkout}{extras_text}')}"
+    return f"pip install '{DISTRIBUTION}{extras_text}'"
 
 
 def _is_installed(checkout: Path) -> bool:
     """Whether a distribution is installed; metadata that a build left in the checkout does not count."""
     from importlib.metadata import distributions  # takes 20 ms; only messages need it
 
-    places = [Path(str(found.locate_file(""))).resolve() for found in distributions(name=DISTRIBUTION)]
+    places = [Path(str(package.locate_file(""))).resolve() for package in distributions(name=DISTRIBUTION)]
     return any(place != checkout for place in places)

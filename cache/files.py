@@ -335,15 +335,15 @@ class Folder:
             folder.descriptor = below
         return folder
 
-    def _open_folder(self, part: str, found: Folder) -> int:
+    def _open_folder(self, part: str, folder: Folder) -> int:
         try:
-            return os.open(part, _FOLDER, dir_fd=found.descriptor)
+            return os.open(part, _FOLDER, dir_fd=folder.descriptor)
         except OSError as error:
             if error.errno not in (errno.ENOTDIR, errno.ELOOP):
                 raise
-            kind = _kind(os.stat(part, dir_fd=found.descriptor, follow_symlinks=False).st_mode)
+            kind = _kind(os.stat(part, dir_fd=folder.descriptor, follow_symlinks=False).st_mode)
             raise PathError(
-                f"{found.path}: is a {kind}, expected a folder; nothing below it is read, written or removed"
+                f"{folder.path}: is a {kind}, expected a folder; nothing below it is read, written or removed"
             ) from error
 
     @contextmanager

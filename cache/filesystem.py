@@ -86,8 +86,8 @@ def cache_budget(directory: str | Path | None = "/dev/shm") -> Budget:
         facts = os.statvfs(directory)
         memory = available_memory_bytes() if is_in_memory(Path(directory)) else None
     except OSError as error:
-        what = f"no cache can be made there ({error.strerror}); name another tmpfs"
-        raise CacheDirectoryError(error.errno, what, str(directory)) from error
+        reason = f"no cache can be made there ({error.strerror}); name another tmpfs"
+        raise CacheDirectoryError(error.errno, reason, str(directory)) from error
     return Budget(facts.f_bavail * facts.f_frsize, facts.f_blocks * facts.f_frsize, memory)
 
 

@@ -1,4 +1,4 @@
-"""A packed set in NVIDIA DALI, on the CPU or a GPU: the ready loader, resume, and a pipeline of one's own.
+"""A packed set in NVIDIA DALI, on the CPU or a GPU: the ready loader, resume, and your own pipeline.
 
     make demo && python examples/dali_pipeline.py demo-out/images-hdf5 [--device gpu] [--workers 2]
 
@@ -37,7 +37,7 @@ def ready_loader(reader: readers.Reader, options: PipelineOptions) -> None:
 
 
 def own_pipeline(reader: readers.Reader, options: PipelineOptions) -> None:
-    """Our samples as the first nodes of any graph."""
+    """packer's samples as the first nodes of any graph."""
     from nvidia.dali import fn, pipeline_def, types
 
     gpu = options.device == "cuda"

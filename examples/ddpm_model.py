@@ -1,6 +1,6 @@
-"""A denoising diffusion model: the network, its settings, and what a step of training and sampling are.
+"""A denoising diffusion model: the network, its settings, and the steps of training and sampling.
 
-Those of Ho, Jain and Abbeel, "Denoising Diffusion Probabilistic Models" (2020), with the learning rate that ddpm-torch
+As in Ho, Jain and Abbeel, "Denoising Diffusion Probabilistic Models" (2020), with the learning rate that ddpm-torch
 has for CelebA at 64 x 64 pixels. `train_ddpm.py` trains it.
 """
 

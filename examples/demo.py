@@ -176,7 +176,7 @@ def compare_batches(source: Path, packed: Path) -> None:
             ),
         }
         best = {name: [0.0, 0.0] for name in loaders}
-        for epoch in range(1 + EPOCHS):  # in turn, so that what else runs here slows both down
+        for epoch in range(1 + EPOCHS):  # in turn, so that other processes slow both down
             for number, is_cold in enumerate((True, False)):
                 for name, (place, loader) in loaders.items():
                     found = size * batches_per_second(loader, place, is_cold)

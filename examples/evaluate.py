@@ -22,7 +22,7 @@ OPS = [Resize(64), CenterCrop(64)]
 
 
 def mean_colours(reader: readers.Reader) -> torch.Tensor:
-    """float32 [classes, 3]: what this model knows."""
+    """The parameters of this model, float32 [classes, 3]."""
     colours = torch.zeros(len(reader.classes), 3)
     whole = ImageLoader(
         reader, 64, augment=OPS, decode=Decode(dtype=torch.float32), shuffle=False, ranks=Ranks(rank=0, world_size=1)

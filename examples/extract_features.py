@@ -29,7 +29,7 @@ def features_of(reader: readers.Reader, model: nn.Module, path: Path, size: int)
     ops, fields = classification(size, train=False), ("image", "index")
     loader = ImageLoader(reader, 64, augment=ops, shuffle=False, fields=fields)
     kept = None
-    for images, indices in loader:  # as stored: the quickest order for any storage
+    for images, indices in loader:  # as stored: the fastest order for any storage
         found = nn.functional.normalize(model(images)).numpy()
         if kept is None:
             kept = np.lib.format.open_memmap(path, "w+", np.float32, (len(reader), found.shape[1]))

@@ -91,7 +91,7 @@ def begin(task: Task, seed: int) -> State:
 
 
 def scores(task: Task, parameters: Parameters, images: jax.Array) -> jax.Array:
-    """Above 0 where the network sees the word: float32 [count]. What it says is the most that any place says."""
+    """Above 0 where the network sees the word: float32 [count]. It is the maximum over all places."""
     *layers, (weights, offset) = parameters
     x = images.astype(jnp.float32) / 64
     x = x - x.mean((1, 2), keepdims=True)

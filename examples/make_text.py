@@ -3,7 +3,7 @@
     python examples/make_text.py text --count 8000 && packer convert text --to hdf5
 
 An image has 7 lines of 8 letters, which are as frequent as in English, on paper and in ink of random colours, with
-noise. Those that have the word in a line are in the folder `with`, the others in `without`. An image follows from the
+noise. Images with the word in a line are in the folder `with`, the others in `without`. An image follows from the
 seed and its number alone. `text_images` works on arrays of NumPy and of JAX: `generate_jax.py` draws the same images on
 a device. Needs Pillow 10.1 or later, with FreeType.
 """
@@ -24,7 +24,7 @@ from PIL import Image, ImageDraw, ImageFont
 CELL, GRID, WORD = (32, 28), (7, 8), "he"
 QUALITY = 88
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
-# How often each of them comes in 256 letters of English text.
+# The frequency of each in 256 letters of English text.
 _OFTEN = (40, 17, 3, 6, 9, 26, 5, 4, 13, 15, 1, 2, 9, 5, 15, 16, 4, 1, 13, 14, 19, 6, 2, 5, 1, 4, 1)
 # A letter for each value of a byte.
 LETTERS = np.repeat(np.arange(len(ALPHABET), dtype=np.uint8), _OFTEN)

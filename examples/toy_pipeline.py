@@ -1,4 +1,4 @@
-"""A toy training with two planted bottlenecks: diagnosed, repaired, diagnosed again.
+"""A toy training job with two planted bottlenecks: diagnosed, repaired, diagnosed again.
 
     python examples/toy_pipeline.py [--seconds 20] [--workers N] [--train DEVICE]
 

@@ -1,4 +1,4 @@
-"""A loop with Hugging Face accelerate, continued on any number of processes with the batch that follows.
+"""A loop with Hugging Face accelerate, continued on any number of processes with the next batch.
 
 packer convert imagenette2 --to hdf5 -o SET
 accelerate launch --num-processes 2 examples/train_accelerate.py SET

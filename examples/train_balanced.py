@@ -4,7 +4,7 @@
     python examples/train_balanced.py images-hdf5 --power 0.5
 
 A class gives all of its samples once before one of them comes again. With --power P a class is drawn in proportion to
-(its size) ** P: 1 is the set as it is, 0 all classes alike.
+(its size) ** P: 1 is the set unchanged, 0 all classes equally often.
 """
 
 import argparse

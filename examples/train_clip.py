@@ -3,7 +3,7 @@
     packer convert samples.csv --to hdf5 --field caption:text=caption -o SET
     python examples/train_clip.py SET
 
-An image may have several captions, one a line; each time one of them is taken. A text is its pairs of letters.
+An image may have several captions, one per line; one of them is drawn each time. A text is its pairs of letters.
 """
 
 import argparse

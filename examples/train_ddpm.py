@@ -38,7 +38,7 @@ FACE_HEIGHT, FACE_WIDTH = 218, 178
 
 
 class Run:
-    """One training: what a checkpoint saves, and the loop. Raises PackerError and ValueError."""
+    """A training run: the content of a checkpoint, and the loop. Raises PackerError and ValueError."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.main = args, not dist.is_initialized() or dist.get_rank() == 0
@@ -113,7 +113,7 @@ class Run:
 
 
 def ops(reader: readers.Reader, args: argparse.Namespace) -> list[Op]:
-    """What happens to the images. Raises ValueError where --crop celeba meets others than CelebA's aligned faces."""
+    """The ops on the images. Raises ValueError if --crop celeba gets other images than its aligned faces."""
     if args.crop == "middle":
         middle = [Resize(args.size), CenterCrop(args.size)]
         return [*middle, RandomHorizontalFlip(), Normalize((0.5,) * 3, (0.5,) * 3)]

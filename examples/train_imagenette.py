@@ -4,9 +4,9 @@
     python examples/train_imagenette.py imagenette2-hdf5 --checkpoint run.pt
     torchrun --nproc-per-node 4 examples/train_imagenette.py imagenette2-hdf5 --checkpoint run.pt
 
-The checkpoint holds the model, the optimizer and where the loader is: a few numbers that know neither ranks nor
-threads. The same command continues from it, in the middle of an epoch and on another number of ranks: every sample of
-the epoch is seen once. SIGTERM, which batch systems send when the time is nearly up, ends it with a last checkpoint.
+The checkpoint holds the model, the optimizer and the loader's position: a few numbers without ranks or threads. The
+same command continues from it, in the middle of an epoch and on another number of ranks: every sample of the epoch is
+seen once. SIGTERM, which batch systems send when the time is nearly up, ends it with a last checkpoint.
 
 Written to be copied: nothing here is needed by the library.
 """
@@ -130,7 +130,7 @@ class Normalized(nn.Module):
 
 # --- training -----------------------------------------------------------------------------------------------------
 class Run:
-    """One training: what a checkpoint saves, and the loop."""
+    """A training run: the content of a checkpoint, and the loop."""
 
     def __init__(self, args: argparse.Namespace, device: torch.device) -> None:
         self.args, self.device = args, device

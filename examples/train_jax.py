@@ -1,4 +1,4 @@
-"""A plain loop for JAX: batches cut up among all devices, and a resume with the batch that follows.
+"""A plain loop for JAX: batches sharded over all devices, and resume with the next batch.
 
     XLA_FLAGS=--xla_force_host_platform_device_count=2 python examples/train_jax.py SET run.npz 20
 

@@ -1,4 +1,4 @@
-"""Training with Lightning, continued on any number of ranks with the batch that follows.
+"""Training with Lightning, continued on any number of ranks with the next batch.
 
     torchrun --nproc-per-node 2 examples/train_lightning.py SET
 

@@ -1,4 +1,4 @@
-"""Several labels an image: a column with lists of names is a vector of 0 and 1, and the label of each sample.
+"""Several labels per image: a column with lists of names becomes a vector of 0 and 1, the label of each sample.
 
     packer convert samples.jsonl --label-column tags --to hdf5 -o SET
     python examples/train_multilabel.py SET

@@ -1,9 +1,9 @@
-"""Training with the Trainer of transformers, continued on any number of ranks with the batch that follows.
+"""Training with the Trainer of transformers, continued on any number of ranks with the next batch.
 
     packer convert imagenette2 --to hdf5 -o SET
     torchrun --nproc-per-node 2 examples/train_transformers.py SET
 
-The Trainer counts updates, so that `--batch-size`, the samples of an update on all ranks together, stays the same.
+The Trainer counts updates: keep `--batch-size`, the samples of an update on all ranks together.
 """
 
 import argparse

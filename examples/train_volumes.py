@@ -3,7 +3,7 @@
     packer convert volumes --to hdf5          # volumes/<class>/<name>.npy, float32 [d, h, w], all of one shape
     python examples/train_volumes.py volumes-hdf5 --stage "$TMPDIR" --checkpoint run.pt
 
-The same line continues after a kill with the next batch. For many GPUs see train_ddp.py: ranks share the samples.
+After a kill the same line continues with the next batch. For many GPUs see train_ddp.py: ranks share the samples.
 """
 
 import argparse

@@ -172,10 +172,10 @@ def open_shard(
         raise SourceError(f"{shard}: has no samples")
     names = tuple(located.payloads)
     arrays = located.samples.arrays(located.payloads)
-    wanted = ["label", *(f"{name}.{column}" for name in names for column in ("offset", "length"))]
+    names_needed = ["label", *(f"{name}.{column}" for name in names for column in ("offset", "length"))]
     columns = MemoryColumns(
         Strings(arrays["key"], arrays["key.offset"]),
-        {name: arrays[name] for name in wanted},
+        {name: arrays[name] for name in names_needed},
         names,
         located.classes.in_order()[0],
         names={name: Strings(arrays[f"{name}.name"], arrays[f"{name}.name.offset"]) for name in names},
@@ -272,25 +272,25 @@ def make_keys_unique(shards: Sequence[tuple[str, Path]]) -> bool:
 
 
 def class_names(
-    found: FoundShards, metas: Mapping[FoundShard, PartMeta], given: Sequence[str] | None, label_offset: int
+    located: FoundShards, metas: Mapping[FoundShard, PartMeta], requested: Sequence[str] | None, label_offset: int
 ) -> tuple[tuple[str, ...], list[str]]:
     """The class names by label, () if there are none, and warnings.
 
     Raises FormatError if shards disagree, or if there are fewer names than labels.
     """
-    if given is not None:
-        _check_enough(given, metas, "classes has")
-        return tuple(given), []
+    if requested is not None:
+        _check_enough(requested, metas, "classes has")
+        return tuple(requested), []
     # With another offset, the names belong to other labels.
-    known = found.known.classes if found.known and found.known.label_offset == label_offset else ()
-    if known and not found.new:
+    known = located.known.classes if located.known and located.known.label_offset == label_offset else ()
+    if known and not located.new:
         return known, []
-    stated = _stated_names(found, metas)
+    stated = _stated_names(located, metas)
     if known:
         for label, name in stated.items():
             if label < len(known) and name != known[label]:
                 raise FormatError(
-                    f"{found.new[0].path}: does not belong to this set: label {label} is {name!r} there and "
+                    f"{located.new[0].path}: does not belong to this set: label {label} is {name!r} there and "
                     f"{known[label]!r} in the set ({listed(known, _MOST_NAMES)}); index it separately "
                     f"with output=DIR, or give all names with classes=NAMES"
                 )
@@ -311,10 +311,10 @@ def class_names(
     return (), [f"class names are left out: {fault}; give all names with classes=NAMES{hint}"]
 
 
-def _stated_names(found: FoundShards, metas: Mapping[FoundShard, PartMeta]) -> dict[int, str]:
+def _stated_names(located: FoundShards, metas: Mapping[FoundShard, PartMeta]) -> dict[int, str]:
     """The class names that the shards state. Raises FormatError if they disagree."""
     stated: dict[int, tuple[str, FoundShard]] = {}
-    for shard in found.shards:
+    for shard in located.shards:
         names = _names_in(shard, metas[shard])
         for label, name in names.items():
             other_name, other = stated.setdefault(label, (name, shard))
@@ -401,29 +401,29 @@ def index(
     if isinstance(shards, (str, os.PathLike)):
         shards = (shards,)
     folder = local_output(output) if output is not None else None
-    found = find_shards([Path(shard) for shard in shards], folder, split, image_key)
+    located = find_shards([Path(shard) for shard in shards], folder, split, image_key)
     keys = AdoptedKeys(image_key, label_key, named)
-    adoption = _Adoption(found, keys, label_offset, accept_loss, checksums, watcher or Silent())
+    adoption = _Adoption(located, keys, label_offset, accept_loss, checksums, watcher or Silent())
     return adoption.run(Workers(workers, engine), classes)
 
 
 class _Adoption:
     def __init__(
         self,
-        found: FoundShards,
+        located: FoundShards,
         keys: AdoptedKeys,
         label_offset: int | None,
         accept_loss: bool,
         checksums: bool,
         watcher: Watcher,
     ) -> None:
-        self._checksums = checksums or (found.known is not None and has_checksums(found.known))
-        self._found, self._accept_loss, self._watcher = found, accept_loss, watcher
-        before = found.known.adopted if found.known else AdoptedKeys()
+        self._checksums = checksums or (located.known is not None and has_checksums(located.known))
+        self._found, self._accept_loss, self._watcher = located, accept_loss, watcher
+        before = located.known.adopted if located.known else AdoptedKeys()
         self._keys = AdoptedKeys(
             keys.image_key or before.image_key, keys.label_key or before.label_key, {**before.fields, **keys.fields}
         )
-        self._label_offset = _label_offset(found, label_offset)
+        self._label_offset = _label_offset(located, label_offset)
         self._warnings: list[str] = []
 
     def run(self, workers: Workers, classes: Sequence[str] | None) -> IndexResult:
@@ -533,12 +533,12 @@ class _Adoption:
         """Refuse, before hours of reading, what file names show: missing shards, and a damaged dataset.json."""
         there, known = self._found.there, self._found.known
         if known and (known.edited or known.separate):
-            what = [EDITS[name] for name in known.edited] + [
+            edits = [EDITS[name] for name in known.edited] + [
                 f"the field {name} is in separate shards" for name in known.separate
             ]
             raise OutputError(
                 f"{self._found.shards[0].path.parent}: the index of this set cannot be rebuilt from its shards, which "
-                f"do not contain all of it: {'; '.join(what)}. Restore the index from a copy of the set, or make the "
+                f"do not contain all of it: {'; '.join(edits)}. Restore the index from a copy of the set, or make the "
                 f"set again according to its history ( packer inspect )"
             )
         if there and there.info is None:
@@ -594,9 +594,9 @@ class _Adoption:
 class _Commit:
     """Move the content of the working folder into the set; the old set is intact until dataset.json is replaced."""
 
-    def __init__(self, journal: Journal, found: FoundShards) -> None:
-        self._place, self._work, self._found = journal.place, journal.work, found
-        self._old = found.there.info if found.there else None
+    def __init__(self, journal: Journal, located: FoundShards) -> None:
+        self._place, self._work, self._found = journal.place, journal.work, located
+        self._old = located.there.info if located.there else None
         self._used = [split.index for split in self._old.splits.values()] if self._old else []
         self._retired = [retired.path for retired in self._old.retired] if self._old else []
 
@@ -678,18 +678,18 @@ def _shards_of(info: DatasetInfo | None) -> list[ShardInfo]:
     return [shard for split in info.splits.values() for shard in split.shards] if info else []
 
 
-def _label_offset(found: FoundShards, given: int | None) -> int:
+def _label_offset(located: FoundShards, requested: int | None) -> int:
     """The offset to subtract from labels: as given, or as stated by the shards, or by the set that they belong to."""
-    stated = {shard.spec.label_offset: shard.path for shard in found.shards if shard.spec}
+    stated = {shard.spec.label_offset: shard.path for shard in located.shards if shard.spec}
     for offset, path in stated.items():
-        if given is not None and offset != given:
-            raise FormatError(f"{path}: states that its labels start at {offset}; leave out label_offset={given}")
+        if requested is not None and offset != requested:
+            raise FormatError(f"{path}: states that its labels start at {offset}; leave out label_offset={requested}")
     if len(stated) > 1:
         (first, path), (second, other), *_ = stated.items()
         raise FormatError(f"{path} has labels with the offset {first}, {other} with {second}; index them separately")
-    if given is not None:
-        return given
-    return next(iter(stated), found.known.label_offset if found.known else 0)
+    if requested is not None:
+        return requested
+    return next(iter(stated), located.known.label_offset if located.known else 0)
 
 
 def _samples_of(index: Path) -> int:
@@ -768,7 +768,7 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
     out = output if output is not None else _common_folder(paths, files)
     there = _find_set(out)
     candidates = [there, *(_find_set(folder) for folder in dict.fromkeys(file.parent for file in files))]
-    origin = next((found for found in candidates if found and any(map(found.has, files))), None)
+    origin = next((located for located in candidates if located and any(map(located.has, files))), None)
     if origin:
         place = {path: number for number, path in enumerate(origin.split_of)}
         files.sort(key=lambda file: place.get(os.path.realpath(file), len(place)))
@@ -782,12 +782,12 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
         own = "" if spec else _own_split(file, container, options)
         shards.append(FoundShard(file, _path_in_set(file, out), split or _split_of(file, origin, spec, own), spec))
     _check_names(shards)
-    found = FoundShards(out, format_name, tuple(shards), there, origin)
-    splits = ", ".join(f"{name} {len(part):,}" for name, part in found.splits.items())
+    located = FoundShards(out, format_name, tuple(shards), there, origin)
+    splits = ", ".join(f"{name} {len(part):,}" for name, part in located.splits.items())
     _log.info("%s (%s); the index goes to %s", plural(len(shards), f"{format_name} shard"), splits, out)
     if origin:
         _log.info("they belong to the set in %s, which says what they hold", origin.root)
-    return found
+    return located
 
 
 def _files(paths: Sequence[Path]) -> Iterator[Path]:
@@ -797,8 +797,8 @@ def _files(paths: Sequence[Path]) -> Iterator[Path]:
             splits = known.info.splits.values() if known and known.info else ()
             yield from (path / s.path for part in splits for s in part.shards if os.path.lexists(path / s.path))
             retired = {path / old.path for old in known.info.retired} if known and known.info else set()
-            found = (p for p in path.iterdir() if REGISTRY.of_name(p.name) and not p.is_dir())
-            yield from sorted(p for p in found if p not in retired)
+            candidates = (p for p in path.iterdir() if REGISTRY.of_name(p.name) and not p.is_dir())
+            yield from sorted(p for p in candidates if p not in retired)
         elif path.is_file():
             yield path
         else:
@@ -814,9 +814,9 @@ def _one_format(paths: Sequence[Path]) -> str:
     return first
 
 
-def _common_folder(asked: Sequence[Path], files: Sequence[Path]) -> Path:
-    if len(asked) == 1 and asked[0].is_dir():
-        return asked[0]
+def _common_folder(paths: Sequence[Path], files: Sequence[Path]) -> Path:
+    if len(paths) == 1 and paths[0].is_dir():
+        return paths[0]
     folders = {path.parent for path in files}
     if len(folders) > 1:
         raise SourceError("the shards are in several folders; choose the folder of the index with output=DIR")
@@ -929,13 +929,13 @@ def losses(old: DatasetInfo, new: DatasetInfo) -> list[str]:
             f"were indexed: damaged, or rewritten"
         )
     classes = [name for name in old.classes if name not in new.classes]
-    for what, names in (
+    for noun, names in (
         ("split", old.splits.keys() - {name for name, split in new.splits.items() if split.shards}),
         ("class", classes),
         ("field", old.fields.keys() - new.fields.keys()),
     ):
         if names:
-            lost.append(f"{plural(len(names), what)} ({listed(sorted(names))})")
+            lost.append(f"{plural(len(names), noun)} ({listed(sorted(names))})")
     if not classes and old.classes != new.classes[: len(old.classes)]:
         lost.append("the order of the classes")
     return lost

@@ -381,8 +381,8 @@ def _is_column(folder: Folder, name: str) -> bool:
 
 def check_columns(root: Path, split: SplitInfo) -> None:
     """Raise DatasetError if a file of a split's index does not match dataset.json. Sets without checksums pass."""
-    for name, what in damaged_columns(root, split):
-        raise DatasetError(f"{root / split.index / name}: {what}; rebuild it with  packer index {quoted(root)}")
+    for name, problem in damaged_columns(root, split):
+        raise DatasetError(f"{root / split.index / name}: {problem}; rebuild it with  packer index {quoted(root)}")
 
 
 def damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:

@@ -126,23 +126,23 @@ def differences(
     """
     for name in (name for name in (CLASSES_FILE, SUMS_FILE) if name in info.documents):
         try:
-            found = read(name)
+            content = read(name)
         except OSError as error:
             yield name, f"cannot be read: {error}"
             continue
-        if found is None:
+        if content is None:
             continue
         if name == CLASSES_FILE:
-            if found != class_lines(info.classes):
+            if content != class_lines(info.classes):
                 yield name, f"does not have the classes of dataset.json; {_advice(title)}"
             continue
-        listed = _parse_sums(found)
+        listed = _parse_sums(content)
         for path, digest in _sums(info, text).items():
             if path not in listed:
                 yield path, f"SHA256SUMS does not list it; {_advice(title)}"
             elif listed[path] != digest:
-                says = "the file has" if path == DATASET_FILE else "dataset.json says"
-                yield path, f"SHA256SUMS says the SHA-256 {listed[path]}, {says} {digest}; {_advice(title)}"
+                origin = "the file has" if path == DATASET_FILE else "dataset.json says"
+                yield path, f"SHA256SUMS says the SHA-256 {listed[path]}, {origin} {digest}; {_advice(title)}"
 
 
 def read_document(root: Path, name: str) -> bytes | None:
@@ -172,14 +172,14 @@ def _is_ours(place: Folder, name: str, info: DatasetInfo) -> bool:
     if kind != "file":
         return False
     try:
-        found = place.read(name, _MAX_README_BYTES if name == README_FILE else MAX_JSON_BYTES)
+        content = place.read(name, _MAX_README_BYTES if name == README_FILE else MAX_JSON_BYTES)
     except OSError:
         return False
     if name == README_FILE:
-        return _around(found) is not None
+        return _around(content) is not None
     if name == SUMS_FILE:
-        return name in info.documents or DATASET_FILE in _parse_sums(found)
-    return name in info.documents or found == class_lines(info.classes)
+        return name in info.documents or DATASET_FILE in _parse_sums(content)
+    return name in info.documents or content == class_lines(info.classes)
 
 
 def _is_current(place: Folder, name: str, info: DatasetInfo) -> bool:
@@ -187,9 +187,9 @@ def _is_current(place: Folder, name: str, info: DatasetInfo) -> bool:
     return name in _names_of(info) and _is_ours(place, name, replace(info, documents=()))
 
 
-def _around(found: bytes) -> tuple[bytes, bytes] | None:
+def _around(content: bytes) -> tuple[bytes, bytes] | None:
     """The text before and after packer's part of a README; None if it has no such part."""
-    before, begin, rest = found.partition(_BEGIN)
+    before, begin, rest = content.partition(_BEGIN)
     _, end, behind = rest.partition(_END)
     return (before, behind) if begin and end else None
 
@@ -220,10 +220,10 @@ def _sums_text(sums: Mapping[str, str]) -> bytes:
     return "".join(lines).encode("utf-8")
 
 
-def _parse_sums(found: bytes) -> dict[str, str]:
+def _parse_sums(content: bytes) -> dict[str, str]:
     """SHA-256 by path, from the readable lines."""
     sums = {}
-    for line in found.decode("utf-8", "replace").split("\n"):
+    for line in content.decode("utf-8", "replace").split("\n"):
         digest, _, path = line.partition("  ")
         if digest.startswith("\\"):
             digest, path = digest[1:], path.replace("\\\\", "\0").replace("\\n", "\n").replace("\0", "\\")
@@ -353,11 +353,11 @@ def _labels(info: DatasetInfo) -> str:
 
 
 def _changed(info: DatasetInfo) -> str:
-    said = [EDITS[name] for name in info.edited]
-    if not said:
+    edits = [EDITS[name] for name in info.edited]
+    if not edits:
         return ""
     return (
-        f"**This set was changed after it was packed: {'; '.join(said)}.** The shards themselves contain the original "
+        f"**This set was changed after it was packed: {'; '.join(edits)}.** The shards themselves contain the original "
         f"state. The index (below) is right; `packer reshard` makes shards that agree with it.\n"
     )
 

@@ -104,14 +104,14 @@ def extract(
         check_columns(root, info.splits[name])  # they contain the file names
     watcher, crew = watcher or Silent(), Workers(workers, engine)
     with output_errors(), Folder(out, create=True) as place, _working(place) as (shared, own), ExitStack() as opened:
-        found = [opened.enter_context(readers.open(root, name, verify=True)) for name in names]
-        chosen = [_chosen(reader, keys) for reader in found]
+        splits = [opened.enter_context(readers.open(root, name, verify=True)) for name in names]
+        chosen = [_chosen(reader, keys) for reader in splits]
         if keys and not sum(map(len, chosen)):
             raise UnknownNameError(f"{root}: no key matches {', '.join(keys)}")
         labels = not _folders_are_classes(root, info)
-        doubles = _doubles(found, chosen, out)
+        doubles = _doubles(splits, chosen, out)
         if labels:
-            _check_labels_name(found, chosen, out)
+            _check_labels_name(splits, chosen, out)
         tasks = [
             _Task(root, name, tuple(run), out, own.path.relative_to(out).as_posix(), overwrite, doubles[number])
             for number, name in enumerate(names)
@@ -203,8 +203,8 @@ def _folders_are_classes(root: Path, info: DatasetInfo) -> bool:
 _Files = Iterator[tuple[int, int, str, str]]  # number of the reader, sample, field, name
 
 
-def _files(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]]) -> _Files:
-    for number, (reader, samples) in enumerate(zip(found, chosen, strict=True)):
+def _files(splits: Sequence[readers.Reader], chosen: Sequence[Sequence[int]]) -> _Files:
+    for number, (reader, samples) in enumerate(zip(splits, chosen, strict=True)):
         for i in samples:
             for member, name in original_files(reader, i):
                 yield number, i, member, _one_form(shortened(name))
@@ -216,7 +216,7 @@ def _one_form(name: str) -> str:
 
 
 def _doubles(
-    found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path
+    splits: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path
 ) -> list[frozenset[tuple[int, str]]]:
     """(sample, field) of files with the name and bytes of an earlier one, for each reader.
 
@@ -224,17 +224,17 @@ def _doubles(
     """
     count = sum(
         int((reader.table.field_column(field, "offset")[np.asarray(samples, np.int64)] != ABSENT).sum())
-        for reader, samples in zip(found, chosen, strict=True)
+        for reader, samples in zip(splits, chosen, strict=True)
         for field in reader.fields
     )
-    again = set(repeated(lambda: (name for *_, name in _files(found, chosen)), count).tolist())
+    again = set(repeated(lambda: (name for *_, name in _files(splits, chosen)), count).tolist())
     first: dict[str, tuple[int, int, str]] = {}
-    doubles: list[set[tuple[int, str]]] = [set() for _ in found]
-    for place, (number, i, member, name) in enumerate(_files(found, chosen)) if again else ():
+    doubles: list[set[tuple[int, str]]] = [set() for _ in splits]
+    for place, (number, i, member, name) in enumerate(_files(splits, chosen)) if again else ():
         if place in again:
             other = first.setdefault(name, (number, i, member))
             if other != (number, i, member):
-                if found[number].read(i, member) != found[other[0]].read(*other[1:]):
+                if splits[number].read(i, member) != splits[other[0]].read(*other[1:]):
                     raise OutputError(
                         f"{out / name}: two samples of the set have this name but not the same bytes; extract one "
                         f"split or key at a time, each to a separate output"
@@ -243,9 +243,9 @@ def _doubles(
     return [frozenset(of_reader) for of_reader in doubles]
 
 
-def _check_labels_name(found: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path) -> None:
+def _check_labels_name(splits: Sequence[readers.Reader], chosen: Sequence[Sequence[int]], out: Path) -> None:
     """Raise OutputError if the set contains a file named labels.csv."""
-    if any(name == LABELS_FILE for *_, name in _files(found, chosen)):
+    if any(name == LABELS_FILE for *_, name in _files(splits, chosen)):
         raise OutputError(
             f"{out / LABELS_FILE}: is a file of the set itself, so the labels cannot be written; read them with "
             f"readers.open"
@@ -306,8 +306,8 @@ class _Writing:
 
     def add(self, reader: readers.Reader, index: int, doubles: frozenset[tuple[int, str]]) -> None:
         """Write the files of one sample."""
-        for name_of, given in original_files(reader, index):
-            name = self._safe(given)
+        for name_of, original in original_files(reader, index):
+            name = self._safe(original)
             if (index, name_of) in doubles:
                 self.written.kept += 1
             else:
@@ -348,13 +348,13 @@ class _Writing:
     def _is_there(self, last: str, name: str, payload: Buffer) -> bool:
         """Whether the file exists with these bytes. Raises OutputError for a file that must not be replaced."""
         target = self._place.path / name
-        found = self._folder.lstat(last)
-        if found is None:
+        status = self._folder.lstat(last)
+        if status is None:
             return False
         kind = self._folder.kind(last)
         if kind != "file":
             raise OutputError(f"{target}: is in the way (a {kind})")
-        if found.st_size == len(payload) and self._folder.read(last, len(payload)) == payload:
+        if status.st_size == len(payload) and self._folder.read(last, len(payload)) == payload:
             return True
         if not self._overwrite:
             raise OutputError(f"{target}: exists with other bytes; pass overwrite=True, or choose another output")
@@ -378,10 +378,10 @@ def _add_labels(place: Folder, rows: Iterable[LabelRow], overwrite: bool, shared
                 raise
             known = {}
         for row in rows:
-            found = known.setdefault((row.path, row.split), row)
-            if found != row and not overwrite:
+            other = known.setdefault((row.path, row.split), row)
+            if other != row and not overwrite:
                 raise OutputError(
-                    f"{place.path / LABELS_FILE}: says {found.label} {found.name!r} of {row.path!r}, the set says "
+                    f"{place.path / LABELS_FILE}: says {other.label} {other.name!r} of {row.path!r}, the set says "
                     f"{row.label} {row.name!r}; pass overwrite=True, or choose another output"
                 )
             known[row.path, row.split] = row
@@ -400,10 +400,10 @@ def _read_labels(place: Folder) -> dict[tuple[str, str], LabelRow]:
         )
         if tuple(header) != LABELS_HEADER:
             raise ValueError(f"its columns are {', '.join(header)[:80]}")
-        found = [LabelRow(*map(without_apostrophe, row)) for row in rows]
+        labels = [LabelRow(*map(without_apostrophe, row)) for row in rows]
     except (ValueError, TypeError, csv.Error) as error:
         raise OutputError(
             f"{where}: exists, and is not a table of labels by packer ({error}); pass overwrite=True to replace it, "
             f"or choose another output"
         ) from error
-    return {(row.path, row.split): row for row in found}
+    return {(row.path, row.split): row for row in labels}

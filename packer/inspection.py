@@ -157,8 +157,8 @@ def _present(reader: readers.Reader, field: str) -> int:
 def _percentiles(values: npt.NDArray[Any]) -> dict[int, int]:
     if len(values) == 0:
         return {}
-    found = np.percentile(values, _PERCENTILES, method="nearest")
-    return {percent: int(value) for percent, value in zip(_PERCENTILES, found, strict=True)}
+    levels = np.percentile(values, _PERCENTILES, method="nearest")
+    return {percent: int(value) for percent, value in zip(_PERCENTILES, levels, strict=True)}
 
 
 def _named_counts(codes: npt.NDArray[Any], name: Any) -> dict[str, int]:
@@ -170,12 +170,12 @@ def _coding(reader: readers.Reader) -> dict[str, int]:
     """Counts of features that matter to decoders: JPEG process, colour, and orientations other than upright."""
     info = reader.info
     jpeg = info.media == MEDIA.index("jpeg")
-    found = _named_counts(info.process[jpeg], lambda code: f"jpeg {_PROCESSES.get(code, f'SOF {code:#x}')}")
-    found |= _named_counts(info.components[info.media > 0], lambda count: plural(count, "component"))
+    counts = _named_counts(info.process[jpeg], lambda code: f"jpeg {_PROCESSES.get(code, f'SOF {code:#x}')}")
+    counts |= _named_counts(info.components[info.media > 0], lambda count: plural(count, "component"))
     rotated = int((info.orientation > 1).sum())
     if rotated:
-        found["rotated by EXIF"] = rotated
-    return found
+        counts["rotated by EXIF"] = rotated
+    return counts
 
 
 def _duplicates(opened: Mapping[str, readers.Reader]) -> tuple[int, tuple[tuple[str, ...], ...]]:

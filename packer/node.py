@@ -260,7 +260,7 @@ def _source_text(dataset: str | os.PathLike[str]) -> str:
 
 def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
     """The stores in the candidates; a foreign directory is an error only if the user named it."""
-    found: dict[Path, Store] = {}
+    stores: dict[Path, Store] = {}
     for candidate in candidates(target):
         try:
             store = find_store(candidate.path)
@@ -269,8 +269,8 @@ def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
                 raise
             continue
         if store is not None:
-            found.setdefault(store.path.resolve(), store)
-    return list(found.values())
+            stores.setdefault(store.path.resolve(), store)
+    return list(stores.values())
 
 
 def _described(copy: Copy, leaving: bool = False) -> StagedCopy:

@@ -119,11 +119,11 @@ class _Upload:
     def _documents(self, text: bytes) -> list[StagedFile]:
         """README.md and the like, which readers do not need. Raises OutputError if they describe another state."""
         info = parse_dataset_info(text, self._directory / DATASET_FILE)
-        for name, what in differences(partial(read_document, self._directory), text, info, self._directory):
-            raise OutputError(f"{self._directory / name}: {what}")
+        for name, problem in differences(partial(read_document, self._directory), text, info, self._directory):
+            raise OutputError(f"{self._directory / name}: {problem}")
         with Folder(self._directory) as place:
-            found = {name: place.lstat(name) for name in info.documents if place.kind(name) == "file"}
-        files = [StagedFile(name, status.st_size) for name, status in found.items() if status is not None]
+            statuses = {name: place.lstat(name) for name in info.documents if place.kind(name) == "file"}
+        files = [StagedFile(name, status.st_size) for name, status in statuses.items() if status is not None]
         return [file for file in files if not self._is_foreign(file.path)]
 
     def _is_foreign(self, name: str) -> bool:
@@ -184,8 +184,8 @@ class _Upload:
 
     def _check_all(self, files: list[StagedFile]) -> None:
         """Check every object again before the commit: another upload may have replaced some."""
-        found = self._remote.each(lambda file: self._look_up(file, self._sums[file.path]), files)
-        for file, (size, stored) in zip(files, found, strict=True):
+        answers = self._remote.each(lambda file: self._look_up(file, self._sums[file.path]), files)
+        for file, (size, stored) in zip(files, answers, strict=True):
             if size != file.bytes or stored != f"{self._sums[file.path]:08x}":
                 raise OutputError(
                     f"{self._remote.url.at(file.path)}: differs from the uploaded file; does another upload use the "

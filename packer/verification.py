@@ -120,7 +120,7 @@ class Problems:
             self.problems.append(problem)
 
 
-def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, remedy: str = "") -> bool:
+def check_index(root: Path, info: DatasetInfo, split: str, problems: Problems, remedy: str = "") -> bool:
     """Check every column of a split's index: its checksum, its length, and that samples are in the order of shards.
 
     remedy: what to do about damage; by default: rebuild the index.
@@ -130,8 +130,8 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
     remedy = remedy or f"rebuild it with  packer index {quoted(root)}"
     files = info.splits[split]
     damaged = list(damaged_columns(root, files))
-    for name, what in damaged:
-        found.add(Problem(split, f"{files.index}/{name}", f"{what}; {remedy}"))
+    for name, problem in damaged:
+        problems.add(Problem(split, f"{files.index}/{name}", f"{problem}; {remedy}"))
     try:
         with readers.open(root, split) as reader:
             Index(root / files.index, files.samples, reader.fields, info.separate).check()
@@ -144,10 +144,10 @@ def check_index(root: Path, info: DatasetInfo, split: str, found: Problems, reme
             if not wrong:
                 return True
             if not damaged:
-                found.add(Problem(split, files.index, f"the column {wrong[0]} does not fit dataset.json; {remedy}"))
+                problems.add(Problem(split, files.index, f"the column {wrong[0]} does not fit dataset.json; {remedy}"))
     except PackerError as error:
         if not damaged:
-            found.add(Problem(split, files.index, str(error)))
+            problems.add(Problem(split, files.index, str(error)))
     return False
 
 
@@ -202,7 +202,7 @@ class LocatedRows:
         """(sample, difference between index and shard); payloads without a sample are ignored."""
         for name, place in sample.ranges.items():
             for row in self._rows.pop((name, *place), ()):
-                yield from ((row, what) for what in self._compared(row, name, sample))
+                yield from ((row, problem) for problem in self._compared(row, name, sample))
 
     def _compared(self, row: int, of: str, sample: Located) -> Iterator[str]:
         reader, key = self._reader, self._reader.keys[row]
@@ -234,22 +234,24 @@ def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:
     return ""
 
 
-def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> int:
+def compare(root: Path, source: Source, problems: Problems, watcher: Watcher) -> int:
     """Report every difference. Returns how many files the conversion reported as left out."""
     info = read_dataset_info(root)
     options = info.made.get("options", {})
     if options.get("reencode"):
-        found.add(Problem("", str(root), "was re-encoded when it was packed, so its bytes cannot equal the source's"))
+        problems.add(
+            Problem("", str(root), "was re-encoded when it was packed, so its bytes cannot equal the source's")
+        )
         return 0
     listing = source.list(options.get("split"))
-    comparison = _Comparison(root, info, listing, found)
+    comparison = _Comparison(root, info, listing, problems)
     total = sum(int(part.bytes.sum()) for part in listing.splits.values())
     watcher.begin(sum(map(len, listing.splits.values())), total, lambda: (comparison.samples, comparison.bytes))
     try:
         for split in sorted(info.splits.keys() | listing.splits.keys()):
             if split not in listing.splits or split not in info.splits:
                 side = "source" if split in listing.splits else "set"
-                found.add(Problem(split, str(root), f"the split is only in the {side}"))
+                problems.add(Problem(split, str(root), f"the split is only in the {side}"))
                 continue
             with source.open() as source_reader:
                 comparison.run(split, listing.splits[split], source_reader)
@@ -259,8 +261,8 @@ def compare(root: Path, source: Source, found: Problems, watcher: Watcher) -> in
 
 
 class _Comparison:
-    def __init__(self, root: Path, info: DatasetInfo, listing: SourceListing, found: Problems) -> None:
-        self._root, self._listing, self._found = root, listing, found
+    def __init__(self, root: Path, info: DatasetInfo, listing: SourceListing, problems: Problems) -> None:
+        self._root, self._listing, self._found = root, listing, problems
         # If one side has no class names, the numbers are compared.
         both_named = bool(info.classes) and bool(listing.classes)
         self._set_classes = info.classes if both_named else ()
@@ -299,15 +301,15 @@ class _Comparison:
         for name, payload in zip(self._listing.fields, payloads, strict=True):
             packed = reader.read(index, name) if name in reader.fields and reader.has(index, name) else None
             if payload != packed:
-                what = "differs from the source" if name == "image" else f"field {name} differs from the source"
-                self._add(split, what, index, key)
+                problem = "differs from the source" if name == "image" else f"field {name} differs from the source"
+                self._add(split, problem, index, key)
         label = int(reader.labels[index])
         if _class(self._set_classes, label) != _class(self._source_classes, part.labels[i]):
             expected = _class(self._source_classes, part.labels[i])
             self._add(split, f"has the label {label}, the source says {expected}", index, key)
 
-    def _add(self, split: str, what: str, index: int | None = None, key: str | None = None) -> None:
-        self._found.add(Problem(split, str(self._root), what, index, key))
+    def _add(self, split: str, problem: str, index: int | None = None, key: str | None = None) -> None:
+        self._found.add(Problem(split, str(self._root), problem, index, key))
 
 
 def _file_name(reader: readers.Reader, index: int) -> str:
@@ -412,7 +414,7 @@ def verify(
     root = Path(path)
     info = read_dataset_info(root)
     options = replace(locate_options(info), check_payload=deep)
-    found, sound = Problems(), True
+    problems, sound = Problems(), True
     tasks: list[_Task] = []
     made = info.made.get("options")
     decode = str(made.get("decode", "RGB")) if isinstance(made, dict) else "RGB"
@@ -421,27 +423,27 @@ def verify(
         for number, shard in enumerate(split.shards):
             tasks.append(_Task(root, name, number, shard, first, info.format, options, deep, sums, decode))
             first += shard.samples
-        sound &= check_index(root, info, name, found)
+        sound &= check_index(root, info, name, problems)
     text = read_regular(root / DATASET_FILE, MAX_JSON_BYTES)
-    for file, what in differences(partial(read_document, root), text, info, root):
-        found.add(Problem("all", file, what))
+    for file, problem in differences(partial(read_document, root), text, info, root):
+        problems.add(Problem("all", file, problem))
     if not any(split.samples for split in info.splits.values()):
-        found.add(Problem("all", DATASET_FILE, "the set has no samples, so there is nothing to read or train on"))
+        problems.add(Problem("all", DATASET_FILE, "the set has no samples, so there is nothing to read or train on"))
     digests: dict[str, str] = {}
     if sound:
         samples, size = sum(task.shard.samples for task in tasks), sum(task.shard.bytes for task in tasks)
         for task, (part, digest) in zip(
             tasks, run_shards(verify_shard, tasks, len(tasks), crew, watcher, (samples, size)), strict=True
         ):
-            found.count += part.count
-            found.problems += part.problems[: MAX_PROBLEMS - len(found.problems)]
+            problems.count += part.count
+            problems.problems += part.problems[: MAX_PROBLEMS - len(problems.problems)]
             digests[task.shard.path] = digest
     left_out = 0
     if against is not None:
         source = open_source(against, layout="tree") if isinstance(against, (str, Path)) else against
-        left_out = compare(root, source, found, watcher)
+        left_out = compare(root, source, problems, watcher)
         against = source.title
-    if sums and not found.count:
+    if sums and not problems.count:
         _write_sums(root, info, digests, watcher)
     return VerifyResult(
         path=root,
@@ -450,10 +452,10 @@ def verify(
         shard_bytes=sum(task.shard.bytes for task in tasks),
         deep=deep,
         against=against,
-        problems=tuple(found.problems),
-        problem_count=found.count,
+        problems=tuple(problems.problems),
+        problem_count=problems.count,
         left_out=left_out,
-        sums=sums and not found.count,
+        sums=sums and not problems.count,
     )
 
 
@@ -474,19 +476,19 @@ def _write_sums(root: Path, info: DatasetInfo, digests: Mapping[str, str], watch
 
 def verify_shard(task: _Task, counter: Counter) -> tuple[Problems, str]:
     """All problems of one shard, and its SHA-256 if requested."""
-    found = Problems()
+    problems = Problems()
 
     reader = open_packed(task.root, task.split, recognise=False)
 
-    def wrong(what: str, index: int | None = None) -> None:
+    def wrong(problem: str, index: int | None = None) -> None:
         key = None if index is None else _key_of(reader, index)
-        found.add(Problem(task.split, task.shard.path, what, index, key))
+        problems.add(Problem(task.split, task.shard.path, problem, index, key))
 
     try:
         reader.store.check(task.number)
     except StaleIndexError as error:
         wrong(str(error))
-        return found, ""
+        return problems, ""
     path = task.root / task.shard.path
     digest = ""
     if task.deep or task.sums:
@@ -497,7 +499,7 @@ def verify_shard(task: _Task, counter: Counter) -> tuple[Problems, str]:
             wrong(f"the SHA-256 of the whole file is {digest}, dataset.json says {task.shard.sha256}")
     _check_located(task, reader, path, wrong)
     _check_samples(task, reader, wrong, counter)
-    return found, digest
+    return problems, digest
 
 
 def _digests(path: Path, sha256: bool) -> tuple[int, str]:
@@ -524,11 +526,11 @@ def _check_located(task: _Task, reader: readers.Reader, path: Path, wrong: Any) 
             if count > task.shard.samples:
                 continue
             try:
-                what = sample_difference(reader, index, sample, task.shard.path)
+                problem = sample_difference(reader, index, sample, task.shard.path)
             except DatasetError as error:
-                what = str(error)
-            if what:
-                wrong(what, index)
+                problem = str(error)
+            if problem:
+                wrong(problem, index)
     except FormatError as error:
         wrong(f"{task.format} structure: {error}")
         return
@@ -543,13 +545,13 @@ def _check_rows(task: _Task, reader: readers.Reader, path: Path, wrong: Any) -> 
     try:
         for sample in located_samples(format_named(task.format), path, task.options):
             count += 1
-            for index, what in rows.differences(sample):
-                wrong(what, index)
+            for index, problem in rows.differences(sample):
+                wrong(problem, index)
     except FormatError as error:
         wrong(f"{task.format} structure: {error}")
         return
-    for index, what in rows.missing():
-        wrong(what, index)
+    for index, problem in rows.missing():
+        wrong(problem, index)
     if all_listed and count != task.shard.samples:
         wrong(f"holds {plural(count, 'sample')}, dataset.json says {task.shard.samples}")
 
@@ -571,11 +573,11 @@ def _check_samples(task: _Task, reader: readers.Reader, wrong: Any, counter: Cou
             except PackerError as error:
                 wrong(str(error), index)
                 continue
-            what = _payload_fault(reader, index, name, payload, task.decode if task.deep else "none")
-            if not what and name == "image":
-                what = header_difference(info, index, payload)
-            if what:
-                wrong(what, index)
+            problem = _payload_fault(reader, index, name, payload, task.decode if task.deep else "none")
+            if not problem and name == "image":
+                problem = header_difference(info, index, payload)
+            if problem:
+                wrong(problem, index)
             counter.report(0, len(payload or b""))
         if done % _REPORT_SAMPLES == 0:
             counter.report(_REPORT_SAMPLES, 0)
@@ -615,25 +617,25 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
             f"{quoted(remote.url)} --target DIR  and verify the copy"
         )
     home = RemoteHome(remote)
-    found = Problems()
+    problems = Problems()
     sound = []
     for name, split in home.info.splits.items():
         try:
-            here = home.fetch_index(name)
-            check_index(home.path, home.info, name, found, f"remove {here}, and it is fetched again")
+            folder = home.fetch_index(name)
+            check_index(home.path, home.info, name, problems, f"remove {folder}, and it is fetched again")
             sound.append(name)
         except DatasetError as error:
-            found.add(Problem(name, split.index, str(error)))
+            problems.add(Problem(name, split.index, str(error)))
     text = remote.whole(DATASET_FILE, MAX_JSON_BYTES)[0]
-    for file, what in differences(partial(_read_object, remote), text, home.info, remote.url):
-        found.add(Problem("all", file, what))
+    for file, problem in differences(partial(_read_object, remote), text, home.info, remote.url):
+        problems.add(Problem("all", file, problem))
     shards = [(name, shard) for name, split in home.info.splits.items() for shard in split.shards]
     files = [(name, _File(shard.path, shard.bytes, shard.crc32c)) for name, shard in shards]
     for name in sound:
         split = home.info.splits[name]
         files += [(name, _File(f"{split.index}/{file}", c.bytes, c.crc32c)) for file, c in split.columns.items()]
     total = sum(file.bytes for _, file in files)
-    checks = _RemoteCheck(RemoteSource(remote, home.path, frozenset()), found)
+    checks = _RemoteCheck(RemoteSource(remote, home.path, frozenset()), problems)
     watcher.begin(0, total, lambda: (0, checks.done_bytes))
     try:
         work_off(files, checks.check, workers, checks.stop, lambda: None)
@@ -646,8 +648,8 @@ def _verify_remote(address: str, deep: bool, workers: int, watcher: Watcher) -> 
         shard_bytes=sum(shard.bytes for _, shard in shards),
         deep=False,
         against=None,
-        problems=tuple(found.problems),
-        problem_count=found.count,
+        problems=tuple(problems.problems),
+        problem_count=problems.count,
     )
 
 
@@ -669,8 +671,8 @@ class _File(NamedTuple):
 class _RemoteCheck:
     """The threads of one remote check, and the state that they share."""
 
-    def __init__(self, source: RemoteSource, found: Problems) -> None:
-        self._source, self._found = source, found
+    def __init__(self, source: RemoteSource, problems: Problems) -> None:
+        self._source, self._found = source, problems
         self._lock = threading.Lock()
         self.stop = threading.Event()
         self.done_bytes = 0
@@ -694,6 +696,6 @@ class _RemoteCheck:
         if crc != file.crc32c:
             self._wrong(split, file, f"the CRC32C of the whole file is {crc:08x}, dataset.json says {file.crc32c:08x}")
 
-    def _wrong(self, split: str, file: _File, what: str) -> None:
+    def _wrong(self, split: str, file: _File, problem: str) -> None:
         with self._lock:
-            self._found.add(Problem(split, file.path, what))
+            self._found.add(Problem(split, file.path, problem))

@@ -373,16 +373,16 @@ class _InWorker(Exception):
 
 def run_call(call: bytes) -> bytes:
     """In a worker: run a pickled Call; returns the pickled Outcome."""
-    given: Call = pickle.loads(call)
-    counter = TaskCounter(None if given.board is None else Path(given.board), given.number)
+    task: Call = pickle.loads(call)
+    counter = TaskCounter(None if task.board is None else Path(task.board), task.number)
     trace = ""
     try:
-        value, is_error = _run(given, counter), False
+        value, is_error = _run(task, counter), False
     except Exception as error:
         value, is_error = error, True
         if not isinstance(error, (PackerError, MemoryError)):
             trace = traceback.format_exc()
-    outcome = Outcome(given.number, is_error, value, counter.done, trace)
+    outcome = Outcome(task.number, is_error, value, counter.done, trace)
     try:
         pickled = pickle.dumps(outcome, pickle.HIGHEST_PROTOCOL)
         if is_error:
@@ -390,7 +390,7 @@ def run_call(call: bytes) -> bytes:
         return pickled
     except Exception:
         text = f"{os.uname().nodename}: {type(value).__name__}: {value}"
-        return pickle.dumps(Outcome(given.number, True, WorkerError(text), (0, 0, 0), trace))
+        return pickle.dumps(Outcome(task.number, True, WorkerError(text), (0, 0, 0), trace))
 
 
 def _run(call: Call, counter: TaskCounter) -> Any:
@@ -546,7 +546,7 @@ class _Run:
         self._watcher, self._is_noted = watcher, False
 
     def results(self, work: Callable[..., Any], tasks: Iterable[Any], count: int) -> list[Any]:
-        found: list[Any] = [None] * count
+        outcomes: list[Any] = [None] * count
         titles, finished = dict[int, str](), 0
         coming = enumerate(tasks)
         try:
@@ -557,12 +557,12 @@ class _Run:
                     self._waiting[self._engine.submit(run_call, call)] = number
                     self._board.begin(number)
                 if not self._waiting:
-                    return found
+                    return outcomes
                 done = self._next_done()
                 for future in sorted(done, key=self._waiting.__getitem__):
                     number, outcome = self._waiting.pop(future), _outcome(future)
                     self._board.end(number, outcome.done)
-                    found[number] = outcome.result()
+                    outcomes[number] = outcome.result()
                     finished += 1
                     _log.info("%s: done, %d of %d", titles.pop(number), finished, count)
         finally:
@@ -591,13 +591,13 @@ class _Run:
 
 def _outcome(future: Future[bytes]) -> Outcome:
     try:
-        found: Outcome = pickle.loads(future.result())
+        outcome: Outcome = pickle.loads(future.result())
     except Exception as error:  # each engine has its own errors
         raise WorkerError(
             f"the engine has lost a shard ({type(error).__name__}: {error}); run the same command again: complete "
             f"shards are kept"
         ) from error
-    return found
+    return outcome
 
 
 @contextmanager

@@ -59,8 +59,8 @@ class Fields:
         self._names = tuple(fields) if isinstance(fields, Mapping) else None
         self._kinds = _kinds_of(reader)
         self.label = next((name for name, kind in self._kinds.items() if kind == "target"), "label")
-        asked = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
-        self.wanted = tuple(self.label if name == "label" else name for name in asked)
+        names = tuple(fields.values()) if isinstance(fields, Mapping) else tuple(fields)
+        self.wanted = tuple(self.label if name == "label" else name for name in names)
         for name in self.wanted:
             if name == "image" and name not in reader.fields:
                 raise UnknownNameError(

@@ -520,12 +520,12 @@ class _Object:
             return self.get(name, list) if name in self.value else []
         return []
 
-    def names(self, name: str, known: Iterable[str], says: str) -> list[str]:
+    def names(self, name: str, known: Iterable[str], message: str) -> list[str]:
         """A list of names, all of them in `known`; empty if it is missing."""
         names = self.items(name)
         unknown = [one for one in names if not isinstance(one, str) or one not in known]
         if unknown:
-            raise DatasetError(f"{self.where}: {name} names {unknown[0]!r:.80}, {says.format(', '.join(known))}")
+            raise DatasetError(f"{self.where}: {name} names {unknown[0]!r:.80}, {message.format(', '.join(known))}")
         return names
 
     def count(self, name: str) -> int:

@@ -143,8 +143,8 @@ class Reader:
 
     def image_info(self, indices: Indices) -> ImageInfo:
         """`info` of some samples, in the order of `indices`; reads no other samples."""
-        wanted = checked_indices(indices, self)
-        return self.table.headers(wanted) if self.table.has_headers else headers_of(read_good(self, wanted))
+        numbers = checked_indices(indices, self)
+        return self.table.headers(numbers) if self.table.has_headers else headers_of(read_good(self, numbers))
 
     def sizes(self, field: str = "") -> npt.NDArray[np.int64]:
         """Encoded bytes of a field by sample, int64 [n]; 0 where a sample lacks it. Reads no payload.
@@ -435,10 +435,10 @@ class Reader:
         return shard, extent[0], extent[1]
 
     def _announce(self, indices: Indices, field: str, below_bytes: int | None) -> None:
-        field, wanted = field or self.main, checked_indices(indices, self)
+        field, numbers = field or self.main, checked_indices(indices, self)
         self.table.number(field)
-        offsets = self.table.columns.field_column(field, "offset")[self.table.at(wanted)]
-        extents = self.table.extents(wanted[offsets != _ABSENT], field)
+        offsets = self.table.columns.field_column(field, "offset")[self.table.at(numbers)]
+        extents = self.table.extents(numbers[offsets != _ABSENT], field)
         try:
             self.store.prefetch(extents, below_bytes)
         except StaleIndexError as error:
@@ -499,10 +499,9 @@ class _OfBlocks(Ordered, Protocol):
 class Announcer:
     """Announces the coming reads of one process in an epoch, each sample once.
 
-    It begins where reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the first
-    batch on, where those of this process are no other's and their samples fit in what is kept of announced reads.
-    Blocks that others read, too, are announced by samples, after a warning. processes: the ranks. warns: False in all
-    workers but one.
+    Announcing begins when reads wait. An order of blocks is announced by whole blocks, 4,096 samples ahead and from the
+    first batch on, if no other process reads the same blocks and their samples fit into the memory for announced reads.
+    Shared blocks are announced by samples, after a warning. processes: the ranks. warns: False in all workers but one.
     """
 
     def __init__(
@@ -670,28 +669,28 @@ class Criteria:
         return left
 
     def _label_numbers(self, reader: Reader) -> npt.NDArray[np.int64]:
-        asked = [self.labels] if isinstance(self.labels, (int, str, np.integer)) else list(self.labels or ())
+        labels = [self.labels] if isinstance(self.labels, (int, str, np.integer)) else list(self.labels or ())
         numbers = {name: number for number, name in enumerate(reader.classes)}
         count = len(numbers)
-        unknown = [x for x in asked if (x not in numbers if isinstance(x, str) else count and not -1 <= x < count)]
+        unknown = [x for x in labels if (x not in numbers if isinstance(x, str) else count and not -1 <= x < count)]
         if unknown:
             known = listed(numbers, _SHOWN) or "none"
             raise UnknownNameError(f"{reader}: no class {unknown[0]!r}; it has {count}: {known}")
-        return np.array([numbers[x] if isinstance(x, str) else x for x in asked], np.int64)
+        return np.array([numbers[x] if isinstance(x, str) else x for x in labels], np.int64)
 
     def _has_key(self, left: npt.NDArray[np.int64], reader: Reader) -> npt.NDArray[np.bool_]:
         keys = reader.keys
         whole = len(left) == len(reader) and bool((np.diff(left) == 1).all())
-        asked = keys if whole else [keys[i] for i in left.tolist()]
+        candidates = keys if whole else [keys[i] for i in left.tolist()]
         if isinstance(self.keys, str):
             match = re.compile(fnmatch.translate(self.keys)).match
-            return np.array([match(key) is not None for key in asked], np.bool_)
+            return np.array([match(key) is not None for key in candidates], np.bool_)
         wanted = set(self.keys or ())
-        missing = sorted(wanted.difference(asked))
+        missing = sorted(wanted.difference(candidates))
         if missing:
             few = listed([repr(key) for key in missing], _SHOWN)
             raise UnknownNameError(f"{reader}: {len(missing)} keys are not among the {len(left)} asked: {few}")
-        return np.array([key in wanted for key in asked], np.bool_)
+        return np.array([key in wanted for key in candidates], np.bool_)
 
 
 def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:
@@ -718,5 +717,5 @@ def _share(count: int, fraction: float, seed: int) -> npt.NDArray[np.int64]:
     """Random numbers below `count`, ascending, at least one; a smaller fraction is a subset of a larger one."""
     from readers.order.base import Permutation
 
-    wanted = max(1, round(count * fraction))
-    return np.sort(Permutation(count, seed, purpose="fraction").forward(np.arange(wanted, dtype=np.int64)))
+    number = max(1, round(count * fraction))
+    return np.sort(Permutation(count, seed, purpose="fraction").forward(np.arange(number, dtype=np.int64)))

@@ -925,18 +925,18 @@ class Table:
 
         The first call builds an index of the keys, which needs 8 bytes per sample and is kept in this process.
         """
-        keys, wanted = self.keys, hash(key)
+        keys, hashed = self.keys, hash(key)
         if self._by_hash is None:
             hashes = np.fromiter(map(hash, keys), np.int64, len(keys))
             self._by_hash = hashes.argsort(kind="stable")
-        start = bisect_left(self._by_hash.data, wanted, key=lambda number: hash(keys[number]))
+        start = bisect_left(self._by_hash.data, hashed, key=lambda number: hash(keys[number]))
         for number in self._by_hash.data[start:]:
             if keys[number] == key:
                 return number
-            if hash(keys[number]) != wanted:
+            if hash(keys[number]) != hashed:
                 break
-        such = f"; the first is {keys[0]!r}" if len(self) else ""
-        raise UnknownNameError(f"{self.described}: no sample has the key {key!r}{such}")
+        example = f"; the first is {keys[0]!r}" if len(self) else ""
+        raise UnknownNameError(f"{self.described}: no sample has the key {key!r}{example}")
 
     def row(self, index: int) -> int:
         """The row of one sample; a negative index counts from the end. Raises IndexError."""
@@ -1033,17 +1033,17 @@ class Table:
 
 def checked_indices(indices: npt.ArrayLike, samples: Any) -> npt.NDArray[np.int64]:
     """Indices as int64 [k] from 0; negative indices count from the end. Raises ValueError and IndexError."""
-    given = np.asanyarray(indices)
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise ValueError(f"indices must be integers in one dimension, found {given.dtype} {list(given.shape)}")
-    if given.dtype != np.int64:
-        given = given.astype(np.int64)
+    array = np.asanyarray(indices)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"indices must be integers in one dimension, found {array.dtype} {list(array.shape)}")
+    if array.dtype != np.int64:
+        array = array.astype(np.int64)
     n = len(samples)
-    if given.size and (int(given.min()) < -n or int(given.max()) >= n):
-        raise IndexError(f"indices {given.min()} to {given.max()} are not all inside the samples of {samples}")
-    if given.size and int(given.min()) < 0:
-        given = np.where(given < 0, given + n, given)
-    return given
+    if array.size and (int(array.min()) < -n or int(array.max()) >= n):
+        raise IndexError(f"indices {array.min()} to {array.max()} are not all inside the samples of {samples}")
+    if array.size and int(array.min()) < 0:
+        array = np.where(array < 0, array + n, array)
+    return array
 
 
 class _ChosenStrings(LazySequence[str]):

@@ -179,35 +179,35 @@ class Trainer:
 
 def find_trainer() -> Trainer:
     """The framework on the call stack."""
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for frame in _callers():
         module = str(frame.f_globals.get("__name__", ""))
         if module.startswith("torchdata.stateful_dataloader"):
             myself = frame.f_locals.get("self")
-            found.update(keeps_account=True, asks_ahead=True, **_batches(myself))
+            facts.update(keeps_account=True, asks_ahead=True, **_batches(myself))
             if frame.f_code.co_name == "state_dict" and hasattr(myself, "_initial_iter_for_state_dict"):
-                found.update(early=weakref.ref(myself))
+                facts.update(early=weakref.ref(myself))
         elif module == "torch.utils.data.dataloader":
             kind = type(frame.f_locals.get("self"))
             if kind.__name__ == "_MultiProcessingDataLoaderIter":
-                found.update(asks_ahead=True)
+                facts.update(asks_ahead=True)
             elif kind.__module__.startswith("torchdata."):
-                found.update(keeps_account=True)
+                facts.update(keeps_account=True)
         elif module == "readers.torch.prefetcher":
-            found.update(asks_ahead=True)
+            facts.update(asks_ahead=True)
         elif module in ("torch.utils.data.sampler", "torchdata.nodes.batch"):
-            found.update(_batches(frame.f_locals.get("self")))
+            facts.update(_batches(frame.f_locals.get("self")))
         elif module == "accelerate.data_loader":
-            found.update(name="accelerate", asks_ahead=True, **_accelerate(frame.f_locals.get("self")))
+            facts.update(name="accelerate", asks_ahead=True, **_accelerate(frame.f_locals.get("self")))
         elif module.endswith(".loops.evaluation_loop"):
             break
         elif module.endswith(".loops.fit_loop"):
             loop, caller = frame.f_locals.get("self"), frame.f_back
-            found.update(_lightning(loop, frame.f_code.co_name == "on_save_checkpoint"))
+            facts.update(_lightning(loop, frame.f_code.co_name == "on_save_checkpoint"))
             if caller is not None and caller.f_code.co_name == "estimated_stepping_batches":
-                found.update(too_early=getattr(getattr(loop, "trainer", None), "ckpt_path", None) is not None)
+                facts.update(too_early=getattr(getattr(loop, "trainer", None), "ckpt_path", None) is not None)
             break
-    return Trainer(**found)
+    return Trainer(**facts)
 
 
 def calling_package() -> str:

@@ -83,9 +83,9 @@ class Texts(NamedTuple):
     values: Sequence[str]
     codes: npt.NDArray[Any] | None = None
 
-    def where(self, wanted: Callable[[str], Any]) -> Bools:
+    def where(self, predicate: Callable[[str], Any]) -> Bools:
         """Whether `wanted` is true for the text of each sample, bool [n]."""
-        chosen = np.fromiter((bool(wanted(text)) for text in self.values), np.bool_, len(self.values))
+        chosen = np.fromiter((bool(predicate(text)) for text in self.values), np.bool_, len(self.values))
         return chosen if self.codes is None else chosen[self.codes]
 
 
@@ -317,8 +317,8 @@ class _Evaluation:
             return compare(left.values, right.values) & left.known & right.known
         if is_equal and left.kind == right.kind == _TEXT_KIND and right.is_constant and not left.is_constant:
             return left.values.where(lambda text: compare(text, right.values))
-        what = f"cannot compare {left.kind} with" if is_equal else f"cannot order {left.kind} and"
-        raise self._refused(node, f"{what} {right.kind}")
+        problem = f"cannot compare {left.kind} with" if is_equal else f"cannot order {left.kind} and"
+        raise self._refused(node, f"{problem} {right.kind}")
 
     def _is_one_of(self, left: _Operand, right: _Operand, node: ast.Compare) -> Any:
         items = right.values
@@ -336,12 +336,12 @@ class _Evaluation:
             raise self._refused(node, f"cannot compare {left.kind} with {'texts' if any(are_texts) else 'numbers'}")
         return np.isin(left.values, items)
 
-    def _values(self, column: _Operand, wanted: list[Any], node: ast.expr) -> list[Any]:
+    def _values(self, column: _Operand, items: list[Any], node: ast.expr) -> list[Any]:
         """The values of a column, converted to the kind of the wanted values; None for other values.
 
         Raises ValueError if the column has no value of this kind, or if the wanted values are of two kinds.
         """
-        kinds = {isinstance(item, str) for item in wanted}
+        kinds = {isinstance(item, str) for item in items}
         if len(kinds) != 1:
             why = "expected  column == value  or  column in (value, value), with only numbers or only texts"
             raise self._refused(node, why)
@@ -352,8 +352,8 @@ class _Evaluation:
         ):  # a single sample does not show the kind of the column
             other = next((value for value in column.values if _is_value(value)), None)
             if other is not None:
-                what = "texts" if as_kind is _as_text else "numbers"
-                why = f"asks for {what} in a column that has none, but values such as {other!r:.40}"
+                expected = "texts" if as_kind is _as_text else "numbers"
+                why = f"asks for {expected} in a column that has none, but values such as {other!r:.40}"
                 raise self._refused(node, why)
         return values
 

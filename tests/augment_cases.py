@@ -1,4 +1,4 @@
-"""Images for the tests of augmentation, their plan, and what the executors make of them."""
+"""Images for the tests of augmentation, their plan, and the results of the executors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of coefficients share: JPEGs of all kinds, an independent reader of the bytes."""
+"""Helpers for tests of coefficients: JPEGs of all kinds, an independent reader of the bytes."""
 
 from __future__ import annotations
 

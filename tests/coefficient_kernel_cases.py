@@ -191,7 +191,7 @@ def test_batches_are_those_of_the_cpu(base: readers.Reader, double: Double, plac
 def test_what_the_kernels_cannot_decode_the_cpu_does(
     base: readers.Reader, double: Double, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Here, boxes of which more is made than a resize."""
+    """Boxes with further ops after the resize."""
     decode_all = CoefficientDecoder.decode
 
     def refuse_one(self: Any, uploaded: Any, regions: Any) -> Any:

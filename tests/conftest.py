@@ -253,7 +253,7 @@ def hanging() -> Hanging:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
-    """Where a test keeps its caches; and that it leaves none behind."""
+    """The directory of a test's caches; checks that the test leaves none behind."""
     folder = tmp_path / "memory"
     folder.mkdir()
     yield {"directory": folder, "job": f"test-{os.getpid()}"}

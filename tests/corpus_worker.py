@@ -59,7 +59,7 @@ def by_pillow(data: bytes) -> tuple[str, Any]:
 
 
 def compared(data: bytes, pixels: Any, scratch: Scratch) -> str:
-    """What is wrong with our pixels, "" for nothing; raises BadSampleError."""
+    """The fault of packer's pixels, or ""; raises BadSampleError."""
     header = read_header(data)
     size = upright_size(header.height, header.width, header.orientation)
     found = decode_image(data, None, scratch, size)

@@ -1,4 +1,4 @@
-"""What the tests of DALI share: DALI itself, or the reason to skip them; crops; what two loaders have in common."""
+"""Helpers for the tests of DALI: DALI itself, or the reason to skip them; crops; what two loaders have in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images for the tests of headers, decoders and packing, and what Pillow makes of them."""
+"""Images for the tests of headers, decoders and packing, and Pillow's pixels of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ XMP_PREFIX = b"http://ns.adobe.com/xap/1.0/\0"
 
 
 def picture(height: int = SIZE[0], width: int = SIZE[1], seed: int = 1) -> Image.Image:
-    """Smooth colours with some noise: what chroma upsampling and clamping show their differences on."""
+    """Smooth colours with some noise, which show differences in chroma upsampling and clamping."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (9, 12, 3), np.uint8)).resize(
         (width, height), Image.Resampling.BICUBIC

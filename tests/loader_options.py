@@ -12,7 +12,7 @@ _KINDS = {"ranks": Ranks, "decode": Decode, "threads": Threads}
 
 
 def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options, with those that belong to `Ranks`, `Decode`, `Threads` and `Views` in such objects."""
+    """The options, grouped into `Ranks`, `Decode`, `Threads` and `Views`."""
     made = dict(options)
     for parameter, kind in _KINDS.items():
         chosen = {one.name: made.pop(one.name) for one in fields(kind) if one.name in options}  # type: ignore[arg-type]

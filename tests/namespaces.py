@@ -1,4 +1,4 @@
-"""Machines that are set up badly, by mount namespaces of Linux: for tests that run a program of its own there."""
+"""Badly set-up machines, by Linux mount namespaces, for tests that run a separate program there."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128  # with socketserver's 5, a client of many connections waits a second to connect again
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Clients that went away are what these tests are about."""
+        """These tests are about clients that disconnect."""
 
 
 class Proxy:

@@ -1,4 +1,4 @@
-"""What the tests of remote sets share: environment, an uploaded set, and a proxy in front of it."""
+"""Helpers for the tests of remote sets: environment, an uploaded set, and a proxy in front of it."""
 
 from __future__ import annotations
 

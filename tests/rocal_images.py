@@ -83,7 +83,7 @@ def faces(reader: Any, **options: Any) -> RocalLoader:
 
 
 def epoch_of(loader: RocalLoader) -> list[list[int]]:
-    """The images of each batch, which must be those of its labels."""
+    """The images of each batch, which must match its labels."""
     batches = []
     for images, labels in loader:
         assert images.dtype == np.float32 and images.shape == (len(labels), 3, 16, 16) and labels.dtype == np.int64

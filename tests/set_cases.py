@@ -1,4 +1,4 @@
-"""Small sets for the tests of changes of sets, and what they hold, read sample by sample."""
+"""Small sets for the tests of changes of sets, and their content, read sample by sample."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def convert(source: Any, root: Path, to: str = "tar", **options: Any) -> packer.
 
 
 class Held(NamedTuple):
-    """What a set says of a sample."""
+    """The record of a sample in a set."""
 
     label: str
     fields: dict[str, bytes]
@@ -79,14 +79,14 @@ def content(root: Path) -> dict[str, Held]:
 
 
 def flip(path: Path, at: int) -> bytes:
-    """Flip a bit of one byte of a file; what the file held."""
+    """Flip a bit of one byte of a file; returns its previous content."""
     data = path.read_bytes()
     path.write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
     return data
 
 
 def damage(root: Path, index: int, split: str = "train") -> tuple[Path, bytes]:
-    """Flip a bit in the middle of the image of a sample; its shard, and what that held."""
+    """Flip a bit in the middle of a sample's image; returns its shard and the shard's previous content."""
     with readers.open(root, split) as reader:
         path, offset, length = reader.byte_range(index)
     return path, flip(path, offset + length // 2)
@@ -104,7 +104,7 @@ def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:
 
 
 def wrong(root: Path) -> list[str]:
-    """What `packer.verify` says of a set."""
+    """The result of `packer.verify` for a set."""
     return [str(problem) for problem in packer.verify(root, deep=True, workers=1).problems]
 
 

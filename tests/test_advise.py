@@ -1,4 +1,4 @@
-"""`packer advise`: recommendations follow from figures, figures from images, and the commands do what is said."""
+"""`packer advise`: recommendations follow from figures, figures from images, and the commands do as promised."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def one(
 
 # On four CPUs: 2,000 images/s as they are, 2,500, 4,000, 5,000, and 20,000 from pixels.
 MEASURED = (
-    one("as it is", 2.0, 100),
+    one("unchanged", 2.0, 100),
     one("same size, q95", 1.6, 70, 1.0, Reencode("keep", quality=95)),
     one("max side 400, q90", 1.0, 40, 2.5, Reencode("keep", 400, quality=90)),
     one("short side 256, q90", 0.8, 30, 3.5, Reencode("keep", None, 256, 90)),
@@ -79,13 +79,13 @@ def topics(facts: Facts) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("facts", "images"),
     [
-        (wanting(1000), "as it is"),
+        (wanting(1000), "unchanged"),
         (wanting(2000), "same size, q95"),
         (wanting(3000), "max side 400, q90"),
         (wanting(4500), "short side 256, q90"),
         (wanting(10_000), "short side 256, q90"),
         (wanting(3000, max_error=2), "same size, q95"),
-        (wanting(3000, max_error=0.5), "as it is"),
+        (wanting(3000, max_error=0.5), "unchanged"),
     ],
 )
 def test_the_least_error_that_keeps_up(facts: Facts, images: str) -> None:
@@ -98,8 +98,8 @@ def test_the_least_error_that_keeps_up(facts: Facts, images: str) -> None:
 @pytest.mark.parametrize(
     ("facts", "images"),
     [
-        (wanting(1000), "as it is"),
-        (wanting(4500), "as it is"),
+        (wanting(1000), "unchanged"),
+        (wanting(4500), "unchanged"),
         (wanting(10_000), "short side 256, q90"),
         (wanting(4500, reader="dali"), "short side 256, q90"),
     ],
@@ -116,14 +116,14 @@ def test_a_cache_that_loses_nothing_comes_before_images_that_lose(facts: Facts, 
 def test_what_loses_nothing_and_is_smaller_is_packed() -> None:
     exact = one("png", 1.9, 50, 0.0, Reencode("keep"))
     assert choose(replace(FACTS, measured=(*MEASURED, exact))).variant.name == "png"
-    assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, image_bytes=90_000)))).variant.name == "as it is"
-    assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, refused=1)))).variant.name == "as it is"
+    assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, image_bytes=90_000)))).variant.name == "unchanged"
+    assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, refused=1)))).variant.name == "unchanged"
 
 
 def test_the_frontier_has_no_variant_that_another_beats_in_both() -> None:
     worse = one("worse", 1.7, 70, 2.0, Reencode("keep", quality=85))
     names = [found.variant.name for found in frontier(replace(FACTS, measured=(*MEASURED, worse)))]
-    assert names == ["as it is", "same size, q95", "max side 400, q90", "short side 256, q90"]
+    assert names == ["unchanged", "same size, q95", "max side 400, q90", "short side 256, q90"]
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_any_source_is_measured_as_packing_would_make_it(images: Path, made: Cal
     found = packer.advise(made(images), **QUICK)
     assert (found.total, found.sampled, found.drawn, found.left_out) == (12, 12, 12, {})
     by_name = {one.variant.name: one for one in found.measured}
-    original, fine, coarse = (by_name[name] for name in ("as it is", "same size, q95", "same size, q60"))
+    original, fine, coarse = (by_name[name] for name in ("unchanged", "same size, q95", "same size, q60"))
     assert original.error == 0 and original.psnr is None and original.encode == 0 and original.unchanged == 1
     assert 0 < fine.error < coarse.error < coarse.worst < coarse.largest and fine.psnr > coarse.psnr > 20  # type: ignore[operator]
     assert original.image_bytes > coarse.image_bytes > by_name["max side 128, q60"].image_bytes
@@ -283,7 +283,7 @@ def test_images_of_every_kind(tmp_path: Path) -> None:
                  "--on-error quarantine"):  # fmt: skip
         assert text in done.stdout, text
     assert "\x1b" not in done.stdout
-    (exact,) = (line.split() for line in done.stdout.splitlines() if line[2:].startswith("png, where"))
+    (exact,) = (line.split() for line in done.stdout.splitlines() if line[2:].startswith("png for"))
     assert "same" in exact and "0.00" in exact, "nothing is lost in a PNG"
 
 

@@ -1,4 +1,4 @@
-"""Draws and plans are functions of (seed, epoch, position); executors make of a plan what Pillow makes of its boxes."""
+"""Draws and plans are functions of (seed, epoch, position); executors of a plan give Pillow's pixels of its boxes."""
 
 from __future__ import annotations
 

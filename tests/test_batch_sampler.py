@@ -94,7 +94,7 @@ def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, wanted: int)
             loops = [iter(sampler) for sampler in samplers]
             done = draw.randint(0, samplers[0].left) if samplers[0].epoch == epoch else 0
             seen += check_steps(reader, list(zip(*(list(islice(loop, done)) for loop in loops), strict=True)))
-            if samplers[0].epoch != epoch:  # what is left makes no step of this size
+            if samplers[0].epoch != epoch:  # the rest makes no step of this size
                 break
             states = [sampler.state_after(done) for sampler in samplers]
             assert all(state == states[0] for state in states)

@@ -514,7 +514,7 @@ def test_frames_and_payloads_are_distinguished(mixed: Path, place: dict[str, Any
 
 # --- one cache, many processes --------------------------------------------------------------------------------------
 def fill_and_report(reader: Any) -> tuple[list[bytes], int]:
-    """What a process reads, and how many reads of the source that took."""
+    """The samples that a process reads, and the number of reads of the source."""
     return images(reader), len(reader.store.source.reads)
 
 
@@ -530,7 +530,7 @@ def fill_and_report(reader: Any) -> tuple[list[bytes], int]:
 def test_what_one_process_has_read_all_have(
     shards: Any, place: dict[str, Any], elsewhere: Callable[..., Any], method: str, keep: str, memory: str
 ) -> None:
-    """Where there is no tmpfs, a process and its children share memory without a name, which no other can open."""
+    """Without a tmpfs, a process and its children share unnamed memory, which no other process can open."""
     options = place if memory == "named" else {"backend": "memfd"}
     reader = readers.cached(SlowReader(shards), 0.5, keep, **options)
     expected = [bytes(reader.keep.convert(image)) for image in images(shards)]

@@ -116,7 +116,7 @@ def _digest(batch: Any) -> bytes:
 
 
 def kept_media(reader: Any) -> list[str]:
-    """What decoders are given of each sample."""
+    """The input of the decoders for each sample."""
     return [parse_any(data).media for data in reader.for_decoding().read_many(range(len(reader)))]
 
 
@@ -329,7 +329,7 @@ def test_a_cache_that_is_filled_from_the_command_line(packed_base: Any, tmp_path
 
 
 def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
-    """What the disk has is not made again."""
+    """Coefficients on the disk are not made again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     slow = SlowReader(packed_base)
@@ -356,7 +356,7 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
 def test_damaged_bytes_are_made_again(
     packed_base: Any, place: dict[str, Any], spoil: Any, at: int, check: Any, consumer: Any
 ) -> None:
-    """What a decoder refuses is read from below the cache; byte 13 is of the height."""
+    """A form that a decoder refuses is read from below the cache; byte 13 is of the height."""
     ops = AUGMENTS["scaled"]
     expected = consumer(packed_base, ops)
     with readers.cached(packed_base, keep=KEEP, check=check, **place) as reader:

@@ -42,7 +42,7 @@ PACKER = [sys.executable, "-m", "packer"]
 
 
 def output(*arguments: object, **options: Any) -> str:
-    """What a command that succeeds prints."""
+    """The output of a successful command."""
     done = run_packer(*arguments, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -201,7 +201,7 @@ def test_every_command_is_in_the_help_once(cli_run: Packer) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with all that the examples name, and what makes commands fail."""
+    """A folder with everything that the examples name, and inputs on which commands fail."""
     root = tmp_path_factory.mktemp("examples")
     splits = {"train": range(4), "val": range(4, 8)}
     names = [f"{split}/{name}/{n}.jpg" for split, numbers in splits.items() for name in ("cat", "dog") for n in numbers]
@@ -233,7 +233,7 @@ EXAMPLE_LINES = [
     for _, text in entry.examples
     for line in re.findall(r"packer [^)&]+", text)
 ]
-# What is only parsed: it needs another machine, a training, a while, or changes this machine.
+# Commands that are only parsed: they need another machine, a training job or much time, or change this machine.
 PARSED = ("commit", "diagnose", "monitor", "serve", "simulate", "advise", "completion", "doctor", "parity", "view")
 
 
@@ -438,7 +438,7 @@ def test_names_of_files_and_classes_have_no_effect_on_a_terminal(tmp_path: Path)
 # --- terminals ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("columns", [1, 10, 20, 41, 62, 80, 139, 300])
 def test_the_progress_line_is_narrower_than_the_terminal(columns: int) -> None:
-    """What does not fit is left out as a whole."""
+    """A part that does not fit is left out as a whole."""
     line = progress_line(1_281_167, 140_000_000_000, (640_000, 70_000_000_000, 12), 3000.0, columns)
     assert len(line) < columns
     parts = (" 50%", "640,000/1,281,167 samples", "213/s", "12 left out", "23.3 MB/s", "50:00 min left")
@@ -453,7 +453,7 @@ def test_the_progress_line_is_narrower_than_the_terminal(columns: int) -> None:
 
 
 class Terminal:
-    """A terminal of some columns: its stream, how to resize it, and what it was sent."""
+    """A terminal of some columns: its stream, a function that resizes it, and its output."""
 
     def __init__(self) -> None:
         self._ours, self._theirs = pty.openpty()

@@ -471,7 +471,7 @@ def test_without_the_codec_libjpeg_decodes(tmp_path: Path) -> None:
     )
 
 
-# Decoded and resized in one go: what torch makes of their pixels, to the bit.
+# Decoded and resized in one pass: torch's resize of their pixels, to the bit.
 
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]

@@ -59,7 +59,7 @@ def test_damage_never_leads_outside_of_the_memory(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["read", "write", "read-facts"])
 def test_an_access_outside_of_the_memory_ends_the_process(what: str) -> None:
-    """What the other tests rely on."""
+    """The assumptions of the other tests."""
     assert fuzz(what, 1).returncode == -signal.SIGSEGV
 
 

@@ -96,7 +96,7 @@ def test_sources_that_cannot_be_joined(three: list[Path], tmp_path: Path) -> Non
             convert([three[0], three[1], other], tmp_path / "out")
     numbers = tmp_path / "numbers.csv"
     numbers.write_text(f"path,label\n{three[0]}/train/cat/0.jpg,4\n")
-    with pytest.raises(SourceError, match="its labels are numbers, those of another source have names"):
+    with pytest.raises(SourceError, match="its labels are numbers, but those of another source have names"):
         convert([three[0], numbers], tmp_path / "out")
     with pytest.raises(ValueError, match="give output="):
         packer.convert(three[:2], "tar")

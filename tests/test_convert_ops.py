@@ -1,4 +1,4 @@
-"""Ops at pack time make what training with the same ops would see: pixels, masks, boxes and points."""
+"""Ops at pack time give the same results as in training: pixels, masks, boxes and points."""
 
 from __future__ import annotations
 

@@ -398,7 +398,7 @@ def forget_checksums(content: dict[str, Any]) -> None:
 
 
 def commands(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, Callable[[], object]]:
-    """What users do with a set."""
+    """The operations of users on a set."""
     return {
         "inspect": lambda: packer.inspect(root).to_dict(),
         "inspect, as text": lambda: run_cli("inspect", str(root)),

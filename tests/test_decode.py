@@ -218,7 +218,7 @@ def boxes(height: int, width: int, count: int, seed: int = 1) -> list[Region]:
 
 
 def pixels_of(data: bytes, region: Region, compiled: bool = True) -> Any:
-    """The pixels, or why there are none."""
+    """The pixels, or the reason why there are none."""
     try:
         return decode_image(data, region, compiled=compiled)
     except BadSampleError as error:

@@ -1,4 +1,4 @@
-"""Decoding shared out between a device and the CPU: which images, that nothing else changes, and the share that "auto"
+"""Decoding divided between a device and the CPU: which images, that nothing else changes, and the share that "auto"
 finds. Times are those of clocks that only planted work moves; the device is a double."""
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
         else:
             assert torch.equal(pixels_of(one), expected(images[i]))
     assert len(double.calls) <= 1 + len(bad) * 2 * 3 and double.probes == 3
-    # What the device cannot do, the CPU tries.
+    # The CPU tries images that the device cannot decode.
     again = decode_batch(images, decoder)
     assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(again, images, strict=True))
 

@@ -40,7 +40,7 @@ def slow_copy(batch: Any) -> Any:
 
 
 class WorksAfterwards(Images):
-    """What comes out of the transform is not what it returns."""
+    """The output of the transform is not its return value."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image, label = super().__getitem__(index)
@@ -179,7 +179,7 @@ class Chooses(Plain):
 
 
 class Locked(Chooses):
-    """What enters the transform cannot be copied."""
+    """The input of the transform cannot be copied."""
 
     def __init__(self) -> None:
         super().__init__(planted.Compose([self.unlocked]))

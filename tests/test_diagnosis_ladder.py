@@ -1,4 +1,4 @@
-"""The ladder by a clock that the test moves: what each line means, which notes are said, and when."""
+"""The ladder by a clock that the test moves: the meaning of each line, and the conditions of the notes."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_missing_extra_names_the_command() -> None:
 
 
 def test_errors_pass_between_processes() -> None:
-    """Pools and forked readers pickle what went wrong."""
+    """Pools and forked readers pickle errors."""
     missing = MissingExtraError("obstore", "remote", "s3://")
     for error in (missing, NoRoomError("full"), DeniedError("who?"), UnknownNameError("split 'x'")):
         again = pickle.loads(pickle.dumps(error))

@@ -1,4 +1,4 @@
-"""`packer doctor` finds what is wrong with an environment, `packer completion` completes, the help has tasks."""
+"""`packer doctor` finds the faults of an environment, `packer completion` completes, the help has tasks."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def blocks(root: Path, language: str) -> list[str]:
 
 
 def printed(code: str) -> list[str]:
-    """What an example prints."""
+    """The output of an example."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(code, "README.md", "exec"), {})

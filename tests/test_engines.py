@@ -73,7 +73,7 @@ def on_three_ranks(script: str, *arguments: object) -> list[str]:
 
 
 class TestThreads(EngineSuite):
-    """An executor of two threads: what is not of this package."""
+    """An executor of two threads, as from another package."""
 
     @pytest.fixture
     def run(self) -> Iterator[Run]:

@@ -58,7 +58,7 @@ def files_with(root: Path, *needles: bytes) -> list[str]:
 
 
 def without(held: dict[str, Held], *keys: str) -> tuple[dict[str, Held], list[bytes]]:
-    """What is left, and the payloads that are gone."""
+    """The remaining samples, and the payloads that are gone."""
     gone = [key for key in held if key.partition("/")[2] in keys]
     payloads = [data for key in gone for data in held[key].fields.values()]
     return {key: value for key, value in held.items() if key not in gone}, payloads
@@ -97,7 +97,7 @@ def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_pa
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path) -> None:
-    """Old states, shards that two splits share, fields in shards of their own, samples that were dropped before."""
+    """Old states, shards that two splits share, fields in separate shards, samples that were dropped before."""
     root = pack(tmp_path / "set", to)
     masks_for(tmp_path / "masks", ["cat/cat0t1", "cat/cat0t2", "dog/dog0t3", "dog/dog0v0"])
     packer.add_field(root, tmp_path / "masks", "mask", run=packer.Run(workers=1))

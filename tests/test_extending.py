@@ -1,4 +1,4 @@
-"""What others add: by the diffs of docs/extending.md, or as a distribution of their own with entry points.
+"""Additions by others: the diffs of docs/extending.md, or a separate distribution with entry points.
 
 Each diff has an implementation in one new file (a launcher needs none), a few lines in one registry, and tests, which
 subclass the suites of packer.testing. All are applied together to a copy of the packages; then their tests run there,
@@ -86,7 +86,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def in_copy(copy: Path, *arguments: object, cwd: Path | None = None, **environ: str) -> str:
-    """What Python says in the copy, with a program `ssh` that runs commands on this machine."""
+    """The output of Python in the copy, with a program `ssh` that runs commands on this machine."""
     program = copy / "bin/ssh"
     program.parent.mkdir(exist_ok=True)
     program.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')

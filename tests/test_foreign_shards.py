@@ -1,4 +1,4 @@
-"""Shards made elsewhere: `packer convert` packs what `packer index` adopts, and what one refuses the other refuses."""
+"""Shards made elsewhere: `packer convert` packs what `packer index` adopts, and both refuse the same shards."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/format.md says what a set is: columns are written and read as its table says, and its programs read samples."""
+"""docs/format.md is correct: columns are written and read as its table says, and its programs read samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def columns_of(fields: dict[str, bool]) -> dict[str, tuple[str, str]]:
-    """The page's columns of these fields; a field is true if it has shards of its own."""
+    """The page's columns of these fields; a field is true if it has separate shards."""
     columns = {}
     for name, column in COLUMNS.items():
         for field, is_separate in fields.items():

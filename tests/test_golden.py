@@ -107,7 +107,7 @@ def test_it_opens_verifies_and_extracts(
 def test_the_same_source_gives_the_same_bytes(
     name: str, source: Path, unpacked: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    """Where this fails, raise the version of the format, and add golden files of it beside those that are here."""
+    """Where this fails, raise the version of the format, and add golden files of it to the existing ones."""
     if name in ("hdf5", "raw") and h5py.version.hdf5_version != HDF5_OF_BYTES:
         pytest.skip(f"the golden bytes are those of HDF5 {HDF5_OF_BYTES}")
     shutil.copytree(source, tmp_path / "source")

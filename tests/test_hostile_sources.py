@@ -110,7 +110,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def attempt(source: Path, out: Path) -> str:
-    """Convert, and look at what came of it: "packed", "refused", or raises."""
+    """Convert, and return the result: "packed", "refused", or raises."""
     try:
         packer.convert(source, "tar", out, run=packer.Run(workers=1, on_error="skip"))
     except PackerError as error:

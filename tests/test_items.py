@@ -63,7 +63,7 @@ STORED = {  # what an orientation of EXIF undoes
 
 
 def rows_of(root: Path, missing: bool = False) -> Iterator[dict[str, Any]]:
-    """Images whose masks are what they show, and whose boxes are their first two rectangles; all orientations."""
+    """Images whose masks equal their content, and whose boxes are their first two rectangles; all orientations."""
     for n in range(COUNT):
         height, width = ((90, 120), (120, 90), (100, 100))[n % 3]
         mask = np.ones((height, width), np.uint8)
@@ -320,7 +320,7 @@ BAD = (3, 10, 17)
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Iterator[readers.Reader]:
-    """The set with three masks that are none."""
+    """The set with three invalid masks."""
     rows = list(rows_of(tmp_path))
     for n in BAD:
         rows[n]["seg"] = f"{n:02d}.txt"

@@ -1,4 +1,4 @@
-"""The architecture, checked on the source: who imports whom, and what a module exports."""
+"""The architecture, checked on the source: who imports whom, and the exports of modules."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
                "matplotlib", "jinja2", "urllib3", "yaml", "scipy", "mpi4py", "dask", "distributed", "ray"},
 }  # fmt: skip
 ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "psutil", "pynvml", "amdsmi", "matplotlib", "jinja2"}
-# What runs on torch; everything else must do without. `import readers` loads none of it.
+# Modules that run on torch; all others must do without. `import readers` loads none of it.
 ON_TORCH = (
     "readers.torch", "readers.loader", "readers.augment.cpu", "readers.augment.fused", "readers.augment.kernel",
     "readers.coefficients.device", "readers.collate", "readers.decode.batch", "readers.decode.device",
@@ -348,7 +348,7 @@ def test_a_module_states_its_purpose_and_exports(path: Path) -> None:
         exported = getattr(module, "__all__", None)
         names |= {name for name in exported or () if hasattr(module, name)}
     assert exported is not None or path.name != "__init__.py", f"{path} has no __all__"
-    if exported is None:  # what is private begins with an underscore
+    if exported is None:  # private names begin with an underscore
         return
     missing = [name for name in exported if name not in names]
     assert not missing, f"{path} exports {missing}, which it does not have"

@@ -187,7 +187,7 @@ def test_no_search_for_cycles_while_listing(tree: Path) -> None:
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """1,500 folders one in the other, with an image at the bottom."""
+    """1,500 nested folders, with an image at the bottom."""
     root = tmp_path / "deep"
     root.mkdir()
     descriptor = os.open(root, os.O_RDONLY)

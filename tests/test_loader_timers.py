@@ -1,4 +1,4 @@
-"""`ImageLoader.stats()`: what was planted is found, by clocks that only the planted work moves; sums are
+"""`ImageLoader.stats()`: planted work is found, by clocks that only this work moves; sums are
 right however a loop ends. Traces have what happened, in the Trace Event Format, and nothing else."""
 
 from __future__ import annotations

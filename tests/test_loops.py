@@ -190,7 +190,7 @@ def test_a_batch_of_bad_samples_says_so(tmp_path: Path) -> None:
 
 # --- stops at random ----------------------------------------------------------------------------------------------
 class Step(NamedTuple):
-    """What all ranks together did in a step, and the state behind it."""
+    """The samples of all ranks in a step, and the state after it."""
 
     epoch: int
     samples: list[int]
@@ -243,7 +243,7 @@ def by_torch(kind: str, reader: Any, order: Any, state: Any, world: int, batch: 
             units = step if kind == "batches" else step * batch
             states = [place.state_after(units) for place in places]
             assert states == states[:1] * world, "the state is the same on every rank"
-            if kind in ("stateful", "nodes"):  # which count what is handed out
+            if kind in ("stateful", "nodes"):  # which count returned samples
                 own = [token for one in loaders for token in find_states(one.state_dict()).values()]
                 states = [max(own, key=lambda token: (token["epoch"], token["cursor"]))]
             yield Step(epoch, seen, states[0])

@@ -1,4 +1,4 @@
-"""`packer monitor` and `packer diagnose --compare`: what a command uses, and two records side by side."""
+"""`packer monitor` and `packer diagnose --compare`: the usage of a command, and two records side by side."""
 
 from __future__ import annotations
 

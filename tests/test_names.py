@@ -1,4 +1,4 @@
-"""Names from outside: which ones each type accepts, and that a set's description must have such."""
+"""Names from outside: which ones each type accepts, and that a set's description must have valid ones."""
 
 from __future__ import annotations
 

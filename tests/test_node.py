@@ -1,4 +1,4 @@
-"""What a process may use of its node: CPUs, memory, the page cache. Page cache is free memory, a tmpfs is not.
+"""The node's resources for a process: CPUs, memory, the page cache. Page cache is free memory, a tmpfs is not.
 
 Control files are as two kernels wrote them, and of a control group of this machine where one can be made.
 """
@@ -22,7 +22,7 @@ from readers.loader import ImageLoader
 
 MIB = 1 << 20
 LIMIT = 64 * MIB
-NODE = 32  # CPUs of the node, or what a container or a user left of it
+NODE = 32  # CPUs of the node, or the part that a container or a user allows
 STEP = "SLURM_STEP_ID=0 SLURM_PROCID=0 "
 
 

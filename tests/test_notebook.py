@@ -1,4 +1,4 @@
-"""What notebooks show: pictures that decode, escaped names, and a word where a picture cannot be shown."""
+"""Representations in notebooks: pictures that decode, escaped names, and a word where a picture cannot be shown."""
 
 from __future__ import annotations
 

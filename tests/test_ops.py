@@ -1,4 +1,4 @@
-"""Every op keeps the contract of `readers.augment.ops.base`, and computes what its source defines.
+"""Every op keeps the contract of `readers.augment.ops.base`, and computes the function that its source defines.
 
 References are Pillow (`ImageOps`, `ImageEnhance`, `Image.transform`), colorsys, and formulas of the papers;
 torchvision is not needed.

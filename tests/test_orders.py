@@ -421,7 +421,7 @@ GOLDEN = {
 
 @pytest.mark.parametrize("kind", GOLDEN)
 def test_numbers_that_never_change(kind: str) -> None:
-    """Frozen: if this fails, running trainings would resume in another order. Never write new numbers here."""
+    """Frozen: if this fails, running training jobs would resume in another order. Never write new numbers here."""
     assert ORDERS[kind](seed=7).indices(2, np.arange(0, 150, 19)).tolist() == GOLDEN[kind]
 
 
@@ -532,7 +532,7 @@ def test_every_sample_is_equally_likely_everywhere(n: int) -> None:
 
 @pytest.mark.parametrize("n", [5, 40])
 def test_samples_over_seeds_and_epochs(n: int) -> None:
-    """The same with keys of their own for every (seed, epoch), as a training has them."""
+    """The same with keys of their own for every (seed, epoch), as in training."""
     seeds = 1500
     out = np.array([Permutation(n, s // 3, s % 3).forward(every(n)) for s in range(seeds)])
     for i in (0, n - 1):
@@ -573,7 +573,7 @@ PERMUTED = {
 
 @pytest.mark.parametrize("case", PERMUTED, ids=str)
 def test_permutations_that_never_change(case: tuple[int, int, int]) -> None:
-    """Frozen: if this fails, running trainings would resume in another order. Never write new numbers here."""
+    """Frozen: if this fails, running training jobs would resume in another order. Never write new numbers here."""
     assert Permutation(*case).forward(every(len(PERMUTED[case]))).tolist() == PERMUTED[case]
 
 

@@ -55,7 +55,7 @@ def outside(tmp_path: Path) -> Iterator[Path]:
 
 
 def edited(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    """Change what dataset.json says of train."""
+    """Change the record of train in dataset.json."""
     path = root / "dataset.json"
     content = json.loads(path.read_text())
     change(content["splits"]["train"])

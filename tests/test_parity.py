@@ -1,4 +1,4 @@
-"""The parity report: what it measures, and that it finds what differs."""
+"""The parity report: its figures, and that it finds differences."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def drawn(*shape: int) -> np.ndarray:
 
 
 def showing(pixels: Pixels) -> Callable[[Path], Found]:
-    """What a source has, once its images are seen to show these pixels, under numbers as keys."""
+    """The content of a source whose images show these pixels, with numbers as keys."""
 
     def truth(root: Path) -> Found:
         source: Any = packer.open_source(root)
@@ -389,8 +389,8 @@ def zipped(data: bytes, claims: int | None = None, name: str = "images.npy") -> 
         ("x.npy", header((2,), "<f4") + bytes(8), "expected images of uint8, or other numbers [n, …]"),
         ("x.npy", header((2, 2), "<M8[s]") + bytes(32), "expected images of uint8, or other numbers [n, …]"),
         ("z.npz", zipped(header((2, 4, 4)) + bytes(32), name="z.npy"), "name the array of the samples with image_key"),
-        ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds objects, which are pickled"),
-        ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in the order of Fortran"),
+        ("images.npy", header((2, 4, 4), "|O") + bytes(128), "holds pickled objects"),
+        ("images.npy", header((2, 4, 4), order=True) + bytes(32), "in Fortran order"),
         ("images.npy", header((2, 5, 5, 7)) + bytes(350), "image_key='images'"),
         ("images.npy", header((2, 4, 4), length=60000) + bytes(32), "claims a header of 60,000 bytes"),
         ("images.npy", b"\x93NUMPY\1\0\x10\0" + b"__import__('os')" + bytes(9), "a header that cannot be read"),

@@ -166,7 +166,7 @@ class Machine(RuleBasedStateMachine):
         self.next, self.current, self.is_loaded = (loop.start[0] + 1, 0), loop, False
 
     def hand_out(self, loop: Loop, take: Callable[[], Any]) -> None:
-        """The next batch of a loop is what the model says."""
+        """The next batch of a loop is that of the model."""
         if loop.start is None:
             self.begin(loop)
         assert loop.start is not None

@@ -45,7 +45,7 @@ def packed(source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(source: Path) -> list[torch.Tensor]:
-    """What training gets of the originals."""
+    """The pixels that training gets from the originals."""
     convert(source, source.parent / "plain")
     with readers.open(source.parent / "plain") as reader:
         return [image for image, _ in (ImageDataset(reader, OPS)[i] for i in range(COUNT))]

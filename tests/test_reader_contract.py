@@ -150,7 +150,7 @@ class InMemory(Store):
 def reader_of_payloads(truth: Truth) -> readers.Reader:
     sizes = {name: [-1 if data is None else len(data) for data in column] for name, column in truth.fields.items()}
     payloads = [data or b"" for row in zip(*truth.fields.values(), strict=True) for data in row]
-    table = readers.Table.of(truth.keys, truth.labels, truth.classes, sizes, title="a set of one's own")
+    table = readers.Table.of(truth.keys, truth.labels, truth.classes, sizes, title="a custom set")
     return readers.Reader(table, InMemory(payloads))
 
 

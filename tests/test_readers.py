@@ -1,4 +1,4 @@
-"""Packed sets and folders: what the suite of all readers does not ask of them."""
+"""Packed sets and folders: promises beyond the suite of all readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The scripts of examples/trainers on the trainers themselves: a run that is continued trains on what a whole run does.
+"""The scripts of examples/trainers on the trainers themselves: a continued run has the samples of a whole run.
 
 Each trainer has an environment of its own: `make test-trainers`. Without conftest.py, whose packages these lack.
 """
@@ -42,7 +42,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def run(name: str, folder: Path, *words: str, killed: bool = False) -> list[str]:
-    """What a script has trained on: samples, and the loss or the mean of their pixels."""
+    """The record of a script: samples, and the loss or the mean of their pixels."""
     script = [*(["-c", KILLED, KILLS[name]] if killed else []), str(SCRIPTS / f"train_{name}.py")]
     place = {"YOLO_CONFIG_DIR": str(folder), "YOLO_OFFLINE": "true", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     place["PYTHONUNBUFFERED"] = "1"

@@ -1,4 +1,4 @@
-"""The recipes' scripts do what they say, and docs/howto.md shows lines that are theirs."""
+"""The recipes' scripts do what they say, and docs/howto.md shows lines of theirs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def rank_of_two(rank: int, port: int, output: Path, words: list[str]) -> None:
 
 
 def run_on_two_ranks(output: Path, *words: str) -> str:
-    """What an example prints on two ranks."""
+    """The output of an example on two ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Uploading and converting to addresses, S3 and a web server, and verifying what is there."""
+"""Uploading and converting to addresses, S3 and a web server, and verifying uploaded sets."""
 
 from __future__ import annotations
 

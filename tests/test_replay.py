@@ -107,7 +107,7 @@ def trained(
 
 
 def chain(reader: Any, kind: str, runs: Any = RUNS, **options: Any) -> tuple[list[list[Any]], list[Any]]:
-    """What was trained on by runs that continue each other, and the state at the end of each."""
+    """The samples of runs that continue each other, and the state at the end of each."""
     steps: list[list[Any]] = []
     states: list[Any] = [None]
     for world, batch, count in runs:
@@ -148,7 +148,7 @@ def test_every_step_is_what_was_trained_on(reader: Any, kind: str) -> None:
 
 
 def test_a_run_whose_ranks_are_killed(reader: Any, tmp_path: Path) -> None:
-    """Processes end by SIGKILL in a step after their last state: the run that resumes takes those steps anew."""
+    """Processes end by SIGKILL in a step after their last state: the resumed run repeats those steps."""
 
     def run(rank: int, world: int, batch: int, state: Any, until: int) -> None:
         for number, (batches, token) in enumerate(trained(reader, "loader", state, 1, batch, ranks=Ranks(rank, world))):
@@ -273,7 +273,7 @@ def test_epochs_that_are_left_early(reader: Any) -> None:
 
 
 def test_a_loader_says_it_of_itself(reader: Any) -> None:
-    """Also with a transform of one's own, whose draws no state knows, and before its first step."""
+    """Also with a custom transform, whose draws no state knows, and before its first step."""
 
     def invert(image: torch.Tensor) -> torch.Tensor:
         return 255 - image[:, :16, :16]

@@ -27,7 +27,7 @@ HOSTILE = "<script>alert(1)</script>\"'&\u202e\x1b[2J</style>"
 
 
 class Elements(HTMLParser):
-    """What a page is made of; fails where tags are not nested."""
+    """The elements of a page; fails if tags are not nested."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A listing that is saved: nobody lists again, what has changed is noticed, and what is damaged is not used.
+"""A listing that is saved: nobody lists again, changes are noticed, and a damaged listing is not used.
 
 Neither do the tasks of a conversion that is shared: one lists, and one commit makes the set of what all have packed.
 """
@@ -312,7 +312,7 @@ def test_a_damaged_job_is_one_message(
 def test_a_late_part_of_another_plan_or_one_without_its_shard_is_not_used(
     task: Callable[..., ConvertResult], tmp_path: Path
 ) -> None:
-    """What a worker writes that outlived its conversion, into the folder of the next one."""
+    """The files that a worker which outlived its conversion writes into the folder of the next one."""
     out, late = tmp_path / "out", tmp_path / "late"
     task(0, 1, shuffle=1)
     shutil.copytree(out / ".packing", late)

@@ -24,7 +24,7 @@ pytest.importorskip("matplotlib", reason="the charts of the pages need matplotli
 
 
 def check_page(folder: Path, name: str) -> dict[str, Any]:
-    """What a script left is whole: the figures of each row or a reason, the page with all of it, its charts."""
+    """The output of a script is whole: the figures of each row or a reason, the page with all of it, its charts."""
     facts: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     page = (folder / f"{name}.md").read_text()
     assert facts["checks"] and all(check["holds"] for check in facts["checks"])

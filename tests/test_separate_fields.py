@@ -1,4 +1,4 @@
-"""A field in shards of its own, of a set that was changed since: the same bytes in every way to read it."""
+"""A field in separate shards, of a set that was changed since: the same bytes in every way to read it."""
 
 from __future__ import annotations
 

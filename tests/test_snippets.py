@@ -1,4 +1,4 @@
-"""The code of README.md and docs runs as it is printed, and what the texts name exists (suites/snippets.py)."""
+"""The code of README.md and docs runs as it is printed, and names in the texts exist (suites/snippets.py)."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ MEMBERS = [(f"images/{name}", TREE[name]) for name in NAMES]
 
 # --- trees and tables ---------------------------------------------------------------------------------------------
 def tree_found(root: Path | None = None, *more: Callable[[int], bytes | None]) -> Found:
-    """What a tree of these pictures has, however it is kept. more: further fields, by the place of a sample."""
+    """The content of a tree of these pictures, in any container. more: further fields, by the place of a sample."""
     splits: dict[str, Any] = {"train": [], "val": []}
     for place, name in enumerate(NAMES):
         split, label, _ = name.split("/")

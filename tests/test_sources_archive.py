@@ -42,7 +42,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def make_archive(tree: Path, suffix: str) -> Path:
-    """An archive of a tree, in an order of its own."""
+    """An archive of a tree, in another order."""
     members = [(f"flowers/{name}", data) for name, data in reversed(files_of(tree).items())]
     data = zip_of(*members) if suffix == "zip" else COMPRESS[suffix](tar_of(*members))
     return write(tree.parent / f"flowers.{suffix}", data)
@@ -239,7 +239,7 @@ def test_a_checksum_of_gzip_that_is_wrong_is_named(tmp_path: Path) -> None:
     gz = bytearray(COMPRESS["tar.gz"](tar_of(ONE)))
     gz[-8] ^= 1
     said = refusal(write(tmp_path / "x.tar.gz", bytes(gz)))
-    assert re.search(r"truncated or corrupt gzip data, \d+ bytes into what it holds: CRC", said)
+    assert re.search(r"truncated or corrupt gzip data, \d+ bytes into its content: CRC", said)
 
 
 def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
@@ -253,7 +253,7 @@ def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
         listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + b"something else".ljust(512, b"."))))
         assert len(listing.splits["train"]) == 2
         assert listing.warnings == [
-            f"{tmp_path}/x.{suffix}: what follows the end of the archive, at byte 10,240, is no archive, and is ignored"
+            f"{tmp_path}/x.{suffix}: the bytes after the end of the archive, from byte 10,240 on, are ignored"
         ]
     # gzip members one after the other, as pigz -i and parallel packers write them, are one stream
     parts = b"".join(gzip.compress(one[i : i + 700]) for i in range(0, len(one), 700))

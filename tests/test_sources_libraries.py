@@ -479,8 +479,8 @@ ENCODINGS = list(COLUMNS.values())
         (lambda root: damage(root, format="json"), "shards of the format 'json'"),
         (lambda root: damage(root, column_names="x"), "not an index of MDS shards"),
         (lambda root: (root / "index.json").write_text('{"shards": [{"column_' + "[" * 9999), "not an index"),
-        (lambda root: replace(root, 4, struct.pack("<I", 1)), "its offsets lead outside"),
-        (lambda root: replace(root, 12, struct.pack("<I", 1 << 31)), "its offsets lead outside"),
+        (lambda root: replace(root, 4, struct.pack("<I", 1)), "its offsets fall, or lead beyond"),
+        (lambda root: replace(root, 12, struct.pack("<I", 1 << 31)), "its offsets fall, or lead beyond"),
         (lambda root: replace(root, 18, struct.pack("<I", 1 << 30)), "sample 0: has .* damaged"),
     ],
 )
@@ -496,7 +496,7 @@ def test_bytes_that_are_not_those_of_the_hash(tmp_path: Path) -> None:
     replace(root, (root / "shard.00000.mds").stat().st_size - 20, b"!")
     source: Any = packer.open_source(root)
     source.list(None)
-    with source.open() as reader, pytest.raises(SourceError, match="its sha1 is not that in index"):
+    with source.open() as reader, pytest.raises(SourceError, match="its sha1 differs from index"):
         reader.read((0, 14, 20), None)
 
 

@@ -1,4 +1,4 @@
-"""Lists of addresses: what is fetched, in which columns, and what is done where a server is at fault."""
+"""Lists of addresses: the fetched images, their columns, and the behaviour when a server fails."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: Any) -> None:
-        """A client that hangs up is no matter."""
+        """A client may hang up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -245,9 +245,9 @@ def test_pauses_grow(server: Server) -> None:
         (respond(200), "an empty answer"),
         (respond(200, b"\xff\xd8" * 4000), "more than 5,000 bytes"),
         (respond(200, b"", length=1 << 40), "more than 5,000 bytes"),
-        (respond(200, b"\x1f\x8b", Content_Encoding="gzip"), "packed with gzip"),
+        (respond(200, b"\x1f\x8b", Content_Encoding="gzip"), "compressed with gzip"),
         (respond(302, Location="file:///etc/passwd"), "not an address of http or https, but of 'file'"),
-        (respond(302, Location="http://[::1/"), "not a valid address"),
+        (respond(302, Location="http://[::1/"), "an invalid address"),
         (respond(302, Location="http://user:secret@127.0.0.1/"), "not a valid address"),
         (respond(302, Location="/1.jpg"), "more than 5 redirects"),
         (respond(302), "HTTP 302"),
@@ -265,7 +265,7 @@ def test_what_does_not_pass_is_given_up_at_once(server: Server, answer: Answer, 
 def test_a_stall_ends(server: Server) -> None:
     """Also where bytes come now and then, so that no read of the connection takes long."""
     server.answers["/1.jpg"] = [stall]
-    with pytest.raises(BadSampleError, match=r"no whole answer in 0\.3 s \(2 attempts\)"):
+    with pytest.raises(BadSampleError, match=r"no full answer in 0\.3 s \(2 attempts\)"):
         fetcher(timeout=0.3, attempts=2).fetch(server.url + "/1.jpg")
 
 

@@ -66,7 +66,7 @@ def mds(root: Path) -> Path:
 
 
 def image_folder(root: Path) -> Path:
-    """The layout of datasets' imagefolder: metadata.csv beside the images."""
+    """The layout of datasets' imagefolder: metadata.csv next to the images."""
     table(root, ".csv").unlink()
     rows = "".join(f"{i}.jpg,{i % 2},{fold}\n" for i, fold in enumerate(FOLDS))
     (root / "metadata.csv").write_text(f"file_name,label,fold\n{rows}")

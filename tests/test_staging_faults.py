@@ -258,7 +258,7 @@ def stage(source: Path, to: Path, *arguments: object, **environ: str) -> subproc
 
 
 def in_store(to: Path) -> list[str]:
-    """What our directory in a target holds, besides its own two files."""
+    """The content of packer's directory in a target, apart from its own two files."""
     names = sorted(path.name for store in to.glob("packer-staged-*") for path in store.iterdir())
     return [name for name in names if name not in (".packer-staged", "lock")]
 

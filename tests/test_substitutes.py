@@ -1,4 +1,4 @@
-"""What replaces a bad sample: the same sample at the same position, whoever makes the batches."""
+"""Substitutes of bad samples: the same sample at the same position, in every loader."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Windows and macOS, as far as Linux can show them without what they lack: sets are read, the rest says why not."""
+"""Windows and macOS, simulated on Linux without the calls that they lack: sets are read, the rest says why not."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def test_a_writer_takes_them(tmp_path: Path, to: str) -> None:
             out.write(str(number), image=image, label=score)
         with pytest.raises(BadSampleError, match=r"float32 \[2\], expected float32 \[\]"):
             out.write("4", image=IMAGES[0], label=[0.5, 1.5])
-        with pytest.raises(BadSampleError, match="has no label, and others have"):
+        with pytest.raises(BadSampleError, match="has no label, but others have"):
             out.write("5", image=IMAGES[0])
     with readers.open(tmp_path / "out") as reader:
         assert reader.kinds["target"] == "target" and reader.labels.tolist() == [-1] * 4

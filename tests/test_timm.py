@@ -90,7 +90,7 @@ def test_the_loader_of_its_training_script(timm: Any, reader: Any, workers: int)
 
 
 def test_its_scripts_name_a_packed_set(timm: Any, packed: Path, tmp_path: Path) -> None:
-    """With what train.py and validate.py pass; any other name is timm's."""
+    """With the arguments of train.py and validate.py; any other name is timm's."""
     options = {"is_training": True, "class_map": "", "download": False, "batch_size": 4, "seed": 1, "repeats": 0}
     dataset = create_dataset("packer", root=str(packed), split="train", input_img_mode="L", **options)
     assert len(dataset) == COUNT and dataset[0][0].mode == "L"

@@ -30,7 +30,7 @@ def toy() -> ModuleType:
 
 @pytest.fixture
 def run(toy: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Callable[..., str]:
-    """What the script prints."""
+    """The output of the script."""
 
     def run(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", [str(SCRIPT), *map(str, arguments)])

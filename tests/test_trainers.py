@@ -147,7 +147,7 @@ def attempt(lightning: Any, reader: Any, folder: Path, kind: str, fit: Fit, chec
 
 
 def story(lightning: Any, reader: Any, folder: Path, kind: str, *fits: Fit) -> Seen:
-    """What is trained on by runs that continue each other, but for those that are refused."""
+    """The samples of runs that continue each other, without refused runs."""
     seen: Seen = []
     checkpoint = None
     for fit in fits:

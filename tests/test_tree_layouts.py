@@ -24,7 +24,7 @@ def layout_of(root: Path, *names: str) -> Path:
 
 
 def content_of(name: str) -> bytes:
-    """What fits the name: an image, a mask, labels, an annotation."""
+    """Content that fits the name: an image, a mask, labels, an annotation."""
     if "Segmentation" in name or name.startswith("labels/"):
         return TEXTS["mask"] if name.endswith(".png") else TEXTS[".txt"]
     if name.endswith((".jpg", ".JPEG", ".png")):
@@ -110,8 +110,8 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
     ("names", "warning"),
     [
         (("img_align_celeba/1.jpg", "img_align_celeba/2.jpg", "list.txt"), "one class only, 'img_align_celeba'"),
-        (("masks/1.jpg", "no_masks/2.jpg"), "taken for classes: 'masks'"),
-        (("a/1.jpg", "b/2.jpg", "3.jpg"), "1 image of train right under its folder, without a label"),
+        (("masks/1.jpg", "no_masks/2.jpg"), "folders taken as classes: 'masks'"),
+        (("a/1.jpg", "b/2.jpg", "3.jpg"), "1 image of train directly in its folder without a label"),
         (("train/a/1.jpg", "train/b/1.jpg", "test/3.jpg"), "no image of test has a label"),
         (("a/1.jpg", "b/1.jpg", "meta/x.json"), "classes without a file named like an image: 'meta'"),
         (("train/a/1.jpg", "train/b/2.jpg", "val/c/3.jpg"), "classes of val that train lacks: 'c'"),
@@ -133,7 +133,7 @@ def test_warnings_are_on_stderr_or_in_the_json(tmp_path: Path, capsys: pytest.Ca
         if more:
             assert len(json.loads(shown.out)["warnings"]) == 1 and not shown.err
         else:
-            assert f"warning: {root}: 1 image of train right under its folder" in shown.err
+            assert f"warning: {root}: 1 image of train directly in its folder" in shown.err
 
 
 def test_an_ordinary_tree_has_no_warnings(tree: Path) -> None:
@@ -145,14 +145,14 @@ def test_an_ordinary_tree_has_no_warnings(tree: Path) -> None:
 def test_a_table_in_a_tree_is_named_with_its_command(tmp_path: Path) -> None:
     root = tree_of(tmp_path / "my set", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2), "labels.csv": b"x"})
     (warning,) = packer.open_source(root).list(None).warnings
-    assert "'labels.csv' is a table that is not read" in warning
+    assert "'labels.csv' is a table, which is not read" in warning
     assert f"packer convert '{root}/labels.csv' --folder '{root}'" in warning
 
 
 def test_files_beside_images_of_their_names_are_named(tmp_path: Path) -> None:
     files = {f"{name}/{n}.{kind}": make_jpeg(n) for name in "ab" for n in range(2) for kind in ("jpg", "txt")}
     (warning,) = packer.open_source(tree_of(tmp_path / "set", files | {"a/README.txt": b""})).list(None).warnings
-    assert "4 files called like the image beside it, such as 'a/0.txt', left out" in warning
+    assert "4 files left out, named like an image in the same folder, such as 'a/0.txt'" in warning
     assert not packer.open_source(tmp_path / "set", layout="tree").list(None).warnings
 
 

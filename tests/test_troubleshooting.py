@@ -46,7 +46,7 @@ class Place:
         self.closing = ExitStack()
 
     def packer(self, line: str) -> str:
-        """What a command prints, results first."""
+        """The output of a command, results first."""
         self._capsys.readouterr()
         with pytest.raises(SystemExit):
             run(line.split())
@@ -359,7 +359,7 @@ PROVOKERS: dict[str, Provoke] = LINES | {
 
 @pytest.mark.parametrize("name", PROVOKERS)
 def test_a_message_is_as_the_page_has_it(name: str, place: Place) -> None:
-    """What is printed, or the error at the end, in one line."""
+    """The output, or the error at the end, in one line."""
     try:
         said = PROVOKERS[name](place)
     except (Exception, SystemExit) as error:

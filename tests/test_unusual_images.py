@@ -408,7 +408,7 @@ def test_scans_that_take_too_long_are_refused_before_they_are_decoded(cut: int) 
     data = data[: len(data) - cut]
     assert len(data) < 1 << 15
     checks: list[Callable[[bytes], object]] = [decode_image, decode_unchanged, lambda image: check_image(image, "RGB")]
-    # Pillow decodes what our own parser refuses.
+    # Pillow decodes images that packer's parser refuses.
     for check in (*checks, lambda image: parse_decodable(image, "jpeg")):
         with pytest.raises(BadSampleError, match=r"at most 64 scans of 33,554,432 pixels, .* found 10\d\d scans"):
             check(data)

@@ -1,4 +1,4 @@
-"""`packer.monitor`: what is read of a machine and its GPUs, marks, gauges, bounded memory, and the file of a record."""
+"""`packer.monitor`: readings of a machine and its GPUs, marks, gauges, bounded memory, and the file of a record."""
 
 from __future__ import annotations
 

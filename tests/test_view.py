@@ -1,4 +1,4 @@
-"""`packer.view`: what the page is told, against the reader and plain numpy, of everything that can be looked at."""
+"""`packer.view`: the data of the page, for everything that it shows, against the reader and plain numpy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The preview of batches: the samples, draws and pixels that a training gets."""
+"""The preview of batches: the samples, draws and pixels of a training job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of `packer view`: what it shows, what it fetches for that, and that names are never markup.
+"""The page of `packer view`: its content, the requests for it, and that names are never markup.
 
 Most of this needs Chromium (make test-pages insists on it); what can be checked without it is checked without it.
 """
@@ -221,7 +221,7 @@ def test_a_part_of_a_key_is_found_and_the_selection_is_saved(opened: Any, live: 
         page.js("$('#find').select()")
         page.type("nothing of it")
         page.key("Enter")
-        page.wait("$('#problem').textContent.includes('is in no key, class or text')")
+        page.wait("$('#problem').textContent.includes('no key, class or text')")
         page.key("/", "Escape", "Escape")
         page.wait("$('#status').textContent === '24 samples'")
         page.click("#runs-list li:nth-child(3) button")

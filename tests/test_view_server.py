@@ -1,4 +1,4 @@
-"""Who may ask the page's server for what: tokens, hosts, ranges, methods, and how it ends."""
+"""Access to the page's server: tokens, hosts, ranges, methods, and how it ends."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_without_the_token_there_is_nothing(client: Client, path: str) -> None:
      ("127.0.0.1.evil.example", 403), ("localhost.", 403), ("", 403)],
 )  # fmt: skip
 def test_under_another_name_there_is_nothing(client: Client, host: str, status: int) -> None:
-    """An ssh tunnel has a port of its own."""
+    """An ssh tunnel has another port."""
     assert client.get("view.json", Host=host).status == status
 
 

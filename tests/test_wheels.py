@@ -1,4 +1,4 @@
-"""The wheel and the source archive: their metadata, their files, and that they work where nothing else is installed.
+"""The wheel and the source archive: their metadata, their files, and that they work without other packages.
 
 Those with the mark `wheels` are run by `make test-wheels`, with every Python from 3.11 to 3.14 that is on the PATH or
 below ~/.pyenv: they need the package index.

@@ -36,7 +36,7 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def values_of(root: Path) -> list[dict[str, Any]]:
-    """What every sample of a set holds besides its image."""
+    """The fields of every sample of a set, apart from its image."""
     with readers.open(root) as reader:
         kinds = {name: kind for name, kind in reader.kinds.items() if name != "image"}
         return [
@@ -265,7 +265,7 @@ NO_JSON = r"cannot be written as JSON \(which has no NaN"
         (Pictures(0), {}, SourceError, "Pictures of 0 samples: is empty"),
         ([(JPEGS[0], 1, 2)], {}, SourceError, "a sample is a tuple of 3"),
         ([{"label": 3}], {}, SourceError, r"no member of a sample is an image, .*; it has label \(int\)"),
-        ([{"image": JPEGS[0], "label": 1, "target": 2}], {}, SourceError, "label, target are called one"),
+        ([{"image": JPEGS[0], "label": 1, "target": 2}], {}, SourceError, "label, target are labels"),
         ([{"image": JPEGS[0]}], {"fields": {"image": "picture"}}, SourceError, "'image' cannot be 'picture'"),
         ([{"image": JPEGS[0]}], {"fields": {"img": "image"}}, SourceError, "has no member 'img'"),
         ([{"image": JPEGS[0]}], {"fields": {"image": "drop"}}, SourceError, "no member of a sample is an image"),
@@ -295,7 +295,7 @@ def test_images_that_rows_name(tmp_path: Path) -> None:
     (tmp_path / "b.jpg").write_bytes(b"root:x:0:0")
     names = ("a.jpg", "b.jpg", "gone.jpg")
     rows = [{"image": {"bytes": None, "path": str(tmp_path / name)}, "label": 1} for name in names]
-    with pytest.raises(BadSampleError, match=r"gone.jpg', which cannot be read: .*; hand its bytes out"):
+    with pytest.raises(BadSampleError, match=r"gone.jpg', which cannot be read: .*; return its bytes instead"):
         convert(rows[2:], tmp_path / "other")
     convert(rows, tmp_path / "set", on_error="skip")
     with readers.open(tmp_path / "set") as reader:
@@ -360,8 +360,8 @@ def test_the_members_that_fields_name(tmp_path: Path) -> None:
         assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
         assert np.array_equal(decode_field("mask", reader.read(0, "m")), MASK)
     assert result.warnings == (
-        "fields= does not name source, so that is left out ('drop' says so)",
-        "fields= names captoin, which no sample has that was looked at",
+        "fields= does not name source, so that is left out ('drop' makes that explicit)",
+        "fields= names captoin, which none of the examined samples has",
     )
 
 

@@ -28,7 +28,7 @@ QUIET = [
 
 
 def reports(folder: Path, name: str) -> list[Any]:
-    """What the ranks of a run have written."""
+    """The output of the ranks of a run."""
     return [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-*.json"))]
 
 
@@ -81,7 +81,7 @@ def one_rank(rank: int, work: Callable[[int], Any], folder: Path, ranks: int, po
 
 
 def on_ranks(work: Callable[[int], Any], folder: Path, ranks: int = 2) -> list[Any]:
-    """What `work(rank)` returns on each of some forked processes, with the environment of torchrun."""
+    """The results of `work(rank)` in some forked processes, with the environment of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -33,7 +33,7 @@ class Reply:
 
 
 class Client:
-    """Asks a server one thing after the other. log: bytes of each answer, by path."""
+    """Sends requests to a server in turn. log: bytes of each answer, by path."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)

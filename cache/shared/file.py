@@ -107,8 +107,8 @@ class MemfdBackend:
         try:
             lock = ByteLocks(os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
-            what = f"the process that pickled the cache must still have it open ({error.strerror})"
-            raise ForeignCacheError(error.errno, what, path) from error
+            reason = f"the process that pickled the cache must still have it open ({error.strerror})"
+            raise ForeignCacheError(error.errno, reason, path) from error
         facts = os.fstat(lock.number)
         file = read_header(lock.number, path) if (facts.st_dev, facts.st_ino) == tuple(ticket["inode"]) else None
         if file is None or file[2] != spec.identity.digest:
@@ -128,9 +128,9 @@ def open_file(path: Path) -> ByteLocks | None:
         raise ForeignCacheError(error.errno, f"cannot be opened as a segment: {error.strerror}", str(path)) from error
     facts = os.fstat(lock.number)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-        what = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
+        mode = f"{stat.filemode(facts.st_mode)} of user {facts.st_uid}"
         raise ForeignCacheError(
-            f"{path} is {what}, expected -rw------- of user {os.geteuid()}; remove it, or choose another directory"
+            f"{path} is {mode}, expected -rw------- of user {os.geteuid()}; remove it, or choose another directory"
         )
     return lock
 
@@ -154,18 +154,18 @@ def _reserve(descriptor: ByteLocks, size: int, where: str, *, in_memory: bool) -
     """Reserve the pages of a file. Raises CacheFullError, with errno."""
     room = available_memory_bytes() if in_memory else size
     if size > room:  # the kernel would make room by killing a process
-        what = (
+        reason = (
             f"no room for a cache segment of {size} bytes: {room} bytes of memory are free; ask for a smaller capacity"
         )
-        raise CacheFullError(errno.ENOMEM, what, where)
+        raise CacheFullError(errno.ENOMEM, reason, where)
     try:
         for start in range(0, size, _STEP_BYTES):  # in steps, since a signal makes tmpfs restart the call
             os.posix_fallocate(descriptor.number, start, min(_STEP_BYTES, size - start))
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        what = f"no room for a cache segment of {size} bytes ({error.strerror}): ask for a smaller capacity"
-        raise CacheFullError(error.errno, what, where) from error
+        reason = f"no room for a cache segment of {size} bytes ({error.strerror}): ask for a smaller capacity"
+        raise CacheFullError(error.errno, reason, where) from error
 
 
 def _names(spec: Spec) -> Iterator[str]:
@@ -236,8 +236,8 @@ def _link(path: Path) -> ByteLocks | None:
 def _directory_error(directory: Path, error: OSError) -> CacheError:
     if error.errno in _NO_ROOM:
         return CacheFullError(error.errno, f"no room for a cache segment ({error.strerror})", str(directory))
-    what = f"no cache segments can be made there ({error.strerror}); name another tmpfs"
-    return CacheDirectoryError(error.errno, what, str(directory))
+    reason = f"no cache segments can be made there ({error.strerror}); name another tmpfs"
+    return CacheDirectoryError(error.errno, reason, str(directory))
 
 
 def _sweep(directory: Path) -> None:

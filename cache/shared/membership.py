@@ -237,8 +237,8 @@ def _describe(path: Path, file: ByteLocks) -> CacheInfo:
         header = None
     if header is None:
         age = max(0.0, time.time() - facts.st_mtime)
-        held, nothing = file.is_locked(USE), CacheStats()
-        return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, held, (), nothing, age, False)
+        is_used, nothing = file.is_locked(USE), CacheStats()
+        return CacheInfo(path.name, facts.st_uid, "", "", "", 0, facts.st_size, 0, is_used, (), nothing, age, False)
     layout, content, _ = header
     segment = Segment(layout, file, memoryview(mmap.mmap(file.number, layout.arena_at, prot=mmap.PROT_READ)), _NO_ARENA)
     users = Users(segment.table, file)

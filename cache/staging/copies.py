@@ -209,8 +209,8 @@ class Store:
             names = sorted(entry.name for entry in os.scandir(self.path) if entry.is_dir(follow_symlinks=False))
         except OSError:
             return []
-        found = (load_copy(self.path / name) for name in names if name.startswith(REMOVING_PREFIX) == leaving)
-        return [copy for copy in found if copy is not None]
+        copies = (load_copy(self.path / name) for name in names if name.startswith(REMOVING_PREFIX) == leaving)
+        return [copy for copy in copies if copy is not None]
 
 
 def find_store(target: Path) -> Store | None:
@@ -341,8 +341,10 @@ def make_room(
         removed.append(gone)
         total -= 0 if gone.kept else other.planned_bytes
     if total > quota_bytes:
-        held = ", ".join(gone.path.name for gone in removed if gone.kept)
-        raise NoRoomError(f"{store.path}: {total:,} bytes with this set, the quota is {quota_bytes:,}; in use: {held}")
+        in_use = ", ".join(gone.path.name for gone in removed if gone.kept)
+        raise NoRoomError(
+            f"{store.path}: {total:,} bytes with this set, the quota is {quota_bytes:,}; in use: {in_use}"
+        )
     return [gone for gone in removed if not gone.kept]
 
 

@@ -317,8 +317,8 @@ class _Leader:
             for file in files:
                 self.ready.setdefault(file.path, (file.bytes, file.crc32c, now))
             self.copy.write_ready(self.ready)
-        found = len(files) - len(missing)
-        return CopyCounts(total_bytes(missing), len(missing), found, len(self.damaged))
+        kept = len(files) - len(missing)
+        return CopyCounts(total_bytes(missing), len(missing), kept, len(self.damaged))
 
     def _is_whole(self, file: StagedFile) -> bool:
         """Whether the file is in place with the right size and a checksum, from the source or from its copying."""

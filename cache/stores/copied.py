@@ -83,9 +83,9 @@ class Copied(Store):
             data = self.source.read(extents)
         else:
             parts = iter(self.copy.read(extents.take(local))), iter(self.source.read(extents.take(~local)))
-            data = [next(parts[0] if here else parts[1]) for here in local.tolist()]
-        here = int(local.sum())
-        self._count(here, len(local) - here)
+            data = [next(parts[0] if is_local else parts[1]) for is_local in local.tolist()]
+        hits = int(local.sum())
+        self._count(hits, len(local) - hits)
         return data
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
@@ -300,23 +300,23 @@ class Neighbours(StoreOver):
         if not others:
             self._count(own=len(own))
             return self.source.read(extents)
-        asked = [(node, which, self._store_of(node)) for node, which in others]
+        requests = [(node, which, self._store_of(node)) for node, which in others]
         if len(others) > 1 or len(own):  # ask all at the same time
-            for _, which, store in asked:
+            for _, which, store in requests:
                 if store is not None:
                     store.prefetch(extents.take(which))
-        found: list[Buffer] = [b""] * len(extents.row)
-        self._read_own(extents, own, found)
-        for node, which, store in asked:
+        payloads: list[Buffer] = [b""] * len(extents.row)
+        self._read_own(extents, own, payloads)
+        for node, which, store in requests:
             data = self._ask(node, store, extents.take(which))
             if data is None:
-                self._read_own(extents, which, found)
+                self._read_own(extents, which, payloads)
                 self._count(far=len(which))
                 continue
-            put(found, which, data)
+            put(payloads, which, data)
             self._count(near=len(which), near_bytes=sum(map(len, data)))
         self._count(own=len(own))
-        return found
+        return payloads
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         own, others = self._split(extents)
@@ -361,9 +361,9 @@ class Neighbours(StoreOver):
         of_away = owners[away]
         return np.flatnonzero(own), [(node, away[of_away == node]) for node in np.unique(of_away).tolist()]
 
-    def _read_own(self, extents: Extents, which: Int64s, found: list[Buffer]) -> None:
+    def _read_own(self, extents: Extents, which: Int64s, out: list[Buffer]) -> None:
         if len(which):
-            put(found, which, self.source.read(extents.take(which)))
+            put(out, which, self.source.read(extents.take(which)))
 
     def _ask(self, node: int, store: Store | None, extents: Extents) -> list[Buffer] | None:
         """The extents from a node; None if it does not answer, or wrongly."""

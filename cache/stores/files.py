@@ -212,14 +212,14 @@ class OpenFile:
 
     def reread(self, offset: int, length: int) -> bytes:
         """Read a range, in as many reads as it takes (one returns at most 2 GiB). Raises StaleIndexError if short."""
-        parts, first, wanted = [], offset, length
+        parts, first, expected = [], offset, length
         while length > 0:
             try:
                 part = pread(self.descriptor, min(length, 1 << 30), offset)
             except OSError as error:
                 raise unreadable(self.path, error) from error
             if not part:
-                raise self.too_short(first, wanted)
+                raise self.too_short(first, expected)
             parts.append(part)
             offset, length = offset + len(part), length - len(part)
         return b"".join(parts)

@@ -147,12 +147,12 @@ class RemoteFiles(Store):
         if not len(extents.row):
             return []
         plan = self._plan(extents)
-        wanted, counts = [], []
+        ranges, counts = [], []
         for shard, offset, length, _ in plan.runs():
             starts = range(0, max(1, length), _GET_BYTES)
-            wanted += [(shard, offset + start, offset + min(length, start + _GET_BYTES)) for start in starts]
+            ranges += [(shard, offset + start, offset + min(length, start + _GET_BYTES)) for start in starts]
             counts.append(len(starts))
-        answers, runs = iter(self._get(wanted)), list[memoryview]()
+        answers, runs = iter(self._get(ranges)), list[memoryview]()
         for count in counts:
             parts = [next(answers) for _ in range(count)]
             runs.append(memoryview(parts[0] if count == 1 else b"".join(parts)))
@@ -160,14 +160,14 @@ class RemoteFiles(Store):
         places = zip(plan.run_of.tolist(), starts_in_run.tolist(), extents.length.tolist(), strict=True)
         return [runs[run][start : start + length] for run, start, length in places]
 
-    def _get(self, wanted: list[tuple[int, int, int]]) -> list[Any]:
+    def _get(self, ranges: list[tuple[int, int, int]]) -> list[Any]:
         """The bytes of each (shard, start, stop), by one GET each."""
-        if not wanted:
+        if not ranges:
             return []
         self._ask_first()
         with _indexed():
-            answers = self._remote.read_many([self._span(*one) for one in wanted])
-        for (shard, _, _), (_, facts) in zip(wanted, answers, strict=True):
+            answers = self._remote.read_many([self._span(*one) for one in ranges])
+        for (shard, _, _), (_, facts) in zip(ranges, answers, strict=True):
             self._pin(shard, facts)
         return [data for data, _ in answers]
 

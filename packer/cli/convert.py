@@ -33,10 +33,10 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
     """The result in a few lines. rates: whether this command packed the set, so that its time is a speed."""
     splits = ", ".join(f"{name} {count:,}" for name, count in result.splits.items())
     size, shards = human_bytes(result.payload_bytes), plural(result.shards, f"{result.format} shard")
-    what = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}, {size}"
+    content = f"{plural(result.samples, 'sample')} ({splits}), {plural(result.classes, 'class')}, {size}"
     if result.dry_run:
         most = "at most " if result.undecided else ""
-        lines = [f"{result.output}: would hold {most}{what} in {shards}"]
+        lines = [f"{result.output}: would hold {most}{content} in {shards}"]
         if result.expected_seconds is not None and result.expected_bytes is not None:
             time, size = human_seconds(result.expected_seconds), human_bytes(result.expected_bytes)
             lines.append(f"  about {size} of shards, and about {time}, as measured by packing some of the samples")
@@ -44,11 +44,11 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
             lines.append(f"  {result.undecided} is not known before the images are read")
         return lines
     if result.already_done:
-        return [f"{result.output}: already holds {what} in {shards}; nothing to do"]
+        return [f"{result.output}: already holds {content} in {shards}; nothing to do"]
     if result.task is not None:
         number, count = result.task
         return [
-            f"{result.output}: task {number} of {count}: {what} in {shards}, {human_seconds(result.seconds)}",
+            f"{result.output}: task {number} of {count}: {content} in {shards}, {human_seconds(result.seconds)}",
             f"  when all {count} are done:  packer commit {quoted(result.output)}",
         ]
     extra = (result.shard_bytes / result.payload_bytes - 1) * 100 if result.payload_bytes else 0.0
@@ -58,7 +58,7 @@ def summary(result: ConvertResult, *, rates: bool = True) -> list[str]:
         took.append(f"{plural(result.shards_resumed, 'shard')} resumed")
     elif rates:
         took += [f"{result.samples / seconds:,.0f} samples/s", f"{human_bytes(result.payload_bytes / seconds)}/s"]
-    lines = [f"{result.output}: {what} in {shards} ({extra:+.1f} % bytes)", f"  {', '.join(took)}"]
+    lines = [f"{result.output}: {content} in {shards} ({extra:+.1f} % bytes)", f"  {', '.join(took)}"]
     if result.uploaded_bytes:
         lines.append(f"  {human_bytes(result.uploaded_bytes)} uploaded")
     if result.left_out:

@@ -44,8 +44,8 @@ class Named(click.ParamType):  # type: ignore[type-arg]
         if not (colon and file.endswith(".py") and name.isidentifier()):
             if self._or_set and ("://" in str(value) or Path(value).exists()):
                 return str(value)
-            what = ", and no such file or directory" if self._or_set else ""
-            self.fail(f"{value!r} is not FILE.py:NAME, such as train.py:make_loader{what}", param, ctx)
+            more = ", and no such file or directory" if self._or_set else ""
+            self.fail(f"{value!r} is not FILE.py:NAME, such as train.py:make_loader{more}", param, ctx)
         if not Path(file).is_file():
             self.fail(f"{file}: no such file", param, ctx)
         return Path(file).resolve(), name
@@ -97,13 +97,13 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
-def failed(path: Path, what: str, error: BaseException) -> click.ClickException:
+def failed(path: Path, problem: str, error: BaseException) -> click.ClickException:
     """A one-line error; the traceback of the user's code, without our frames, is printed on stderr."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename != str(path):
         trace = trace.tb_next
     traceback.print_exception(type(error), error, trace)
-    return click.ClickException(f"{path}: {what}: {type(error).__name__}: {error}")
+    return click.ClickException(f"{path}: {problem}: {type(error).__name__}: {error}")
 
 
 def is_from(error: BaseException, path: Path) -> bool:

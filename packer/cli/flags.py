@@ -172,8 +172,8 @@ def one_of_many(value: str, otherwise: str = "") -> tuple[int, int]:
     """I/N as (i, n). Raises BadParameter."""
     number, slash, count = value.partition("/")
     if not (slash and number.isdecimal() and count.isdecimal() and int(number) < int(count)):
-        what = f"neither I/N, with I from 0 to N - 1, {otherwise}" if otherwise else "not I/N with I from 0 to N - 1"
-        raise click.BadParameter(f"{value!r} is {what}; write it as 0/4")
+        problem = f"neither I/N, with I from 0 to N - 1, {otherwise}" if otherwise else "not I/N with I from 0 to N - 1"
+        raise click.BadParameter(f"{value!r} is {problem}; write it as 0/4")
     return int(number), int(count)
 
 

@@ -91,7 +91,7 @@ def _show_examples(command: click.Command, path: str) -> None:
     for name, part in command.commands.items() if isinstance(command, click.Group) else ():
         _show_examples(part, f"{path} {name}")
     if path in COMMANDS and not command.epilog:
-        lines = (line for what, example in COMMANDS[path].examples for line in (f"  # {what}", f"  {example}"))
+        lines = (line for purpose, example in COMMANDS[path].examples for line in (f"  # {purpose}", f"  {example}"))
         command.epilog = "\n".join(["\b", "Examples:", *lines])
 
 
@@ -267,10 +267,10 @@ def _message_of(error: Exception) -> str:
     if isinstance(error, MemoryError):
         return f"not enough memory; {_ADVICE[errno.ENOMEM]}"
     if isinstance(error, OSError) and not isinstance(error, PackerError):
-        what = error.strerror or str(error) or type(error).__name__
+        problem = error.strerror or str(error) or type(error).__name__
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         advice = f"; {_ADVICE[error.errno]}" if error.errno in _ADVICE else ""
-        return f"{where}{what}{advice}"
+        return f"{where}{problem}{advice}"
     if isinstance(error, (PackerError, ValueError)):
         return str(error) or type(error).__name__
     if isinstance(error, (AttributeError, ImportError)) and re.search(_OURS, str(error)):

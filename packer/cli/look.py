@@ -98,7 +98,7 @@ def _split_lines(name: str, split: SplitReport) -> Iterator[str]:
     if split.media:
         yield "  images  " + ", ".join(f"{media} {count:,}" for media, count in split.media.items())
     if split.coding:
-        yield "  coding  " + ", ".join(f"{what}: {plural(count, 'image')}" for what, count in split.coding.items())
+        yield "  coding  " + ", ".join(f"{coding}: {plural(count, 'image')}" for coding, count in split.coding.items())
 
 
 def _class_lines(split: SplitReport, classes: tuple[str, ...], everything: bool) -> Iterator[str]:
@@ -120,11 +120,13 @@ def _verified(result: VerifyResult) -> Iterator[str]:
     if result.problem_count > _PROBLEMS_SHOWN:
         yield f"… and {result.problem_count - _PROBLEMS_SHOWN:,} more; --json lists them"
     state = "OK" if result.ok else plural(result.problem_count, "problem")
-    what = f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
+    counts = (
+        f"{plural(result.samples, 'sample')} in {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}"
+    )
     same = f", compared with {result.against}" if result.against else ""
     left = f" ({result.left_out:,} left out when it was packed)" if result.left_out else ""
     written = "; SHA256SUMS is written" if result.sums else ""
-    yield f"{result.path}: {state}: {what}{same}{left}{written}"
+    yield f"{result.path}: {state}: {counts}{same}{left}{written}"
 
 
 @click.command("verify")

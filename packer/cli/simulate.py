@@ -57,7 +57,7 @@ _time = functools.partial(click.option, type=flags.Duration(), show_default=True
               show_default=True, help="What each node may cache: a share of the set, or a size such as 64GiB; "
               "repeatable, or separated by commas.")  # fmt: skip
 @click.option("--orders", callback=flags.split_list, default=",".join(ORDERS[:4]), show_default=True, metavar="NAME,…",
-              help=f"Some of {', '.join(ORDERS)}.")  # fmt: skip
+              help=f"Orders to compare, of {', '.join(ORDERS)}.")  # fmt: skip
 @click.option(
     "--peers", is_flag=True, help="Nodes read samples from the nodes that cache them; each caches a part of the set."
 )

@@ -146,9 +146,9 @@ def format_of_file(path: Path) -> Format:
 
 def format_of_head(head: bytes, name: str) -> FormatEntry | None:
     """The format of a file that begins with `head` and is called `name`; None if unknown."""
-    found = REGISTRY.of_content(head)
-    if found is not None:
-        return found
+    matching = REGISTRY.of_content(head)
+    if matching is not None:
+        return matching
     for entry in REGISTRY:
         named_so = entry.is_name(name) or (entry.without_suffix and "." not in name)
         if named_so and (entry.may_be is None or entry.may_be(head)):

@@ -117,9 +117,9 @@ def refuse_other_files(file: Any, path: Path) -> list[str]:
         )
     if strange:
         raise NotFlatError(f"{path}: /{strange[0]} is a link of an unknown kind")
-    found = file.visititems(lambda _, item: _elsewhere(item, path) if isinstance(item, h5py.Dataset) else None)
-    if found:
-        raise NotFlatError(found)
+    reason = file.visititems(lambda _, item: _elsewhere(item, path) if isinstance(item, h5py.Dataset) else None)
+    if reason:
+        raise NotFlatError(reason)
     return [name for name in soft if _leads_nowhere(file, name, path)]
 
 
@@ -305,23 +305,23 @@ def splits_of(file: Any, path: Path, options: LocateOptions) -> tuple[str, ...]:
 
 def _split_groups(file: Any, path: Path, options: LocateOptions) -> dict[str, Any]:
     """Groups named like splits that have a data set of all their images."""
-    found = {name: file[name] for name in SPLIT_NAMES if isinstance(file.get(name), h5py.Group)}
+    groups = {name: file[name] for name in SPLIT_NAMES if isinstance(file.get(name), h5py.Group)}
     if options.image_key is not None:
-        return {name: group for name, group in found.items() if options.image_key in group}
-    return {name: group for name, group in found.items() if isinstance(_images_in(group, path, options), h5py.Dataset)}
+        return {name: group for name, group in groups.items() if options.image_key in group}
+    return {name: group for name, group in groups.items() if isinstance(_images_in(group, path, options), h5py.Dataset)}
 
 
 def _images_in(group: Any, path: Path, options: LocateOptions) -> Any:
     """The data set of all images in a group, or the object named by `image_key`; None if every image has a data set."""
     if options.image_key:
-        found = group.get(options.image_key)
-        if found is None:
+        data_set = group.get(options.image_key)
+        if data_set is None:
             raise FormatError(f"{path}: no {options.image_key!r}; it has {_listed(group)}")
-        return found
+        return data_set
     named = (group.get(name) for name in IMAGE_NAMES)
-    found = next((item for item in named if isinstance(item, h5py.Dataset)), None)
-    if found is not None:
-        return found
+    data_set = next((item for item in named if isinstance(item, h5py.Dataset)), None)
+    if data_set is not None:
+        return data_set
     members = (group.get(name) for name in group)  # None for a dangling link
     fitting = [item for item in members if isinstance(item, h5py.Dataset) and _layout(item) in _WHOLE]
     if not fitting:
@@ -424,8 +424,8 @@ def _elements(images: Any, path: Path, options: LocateOptions) -> tuple[None, li
 
 def _table_near(images: Any, names: tuple[str, ...]) -> Any:
     """A one-dimensional data set with one of these names in the same group as `images`."""
-    found = (images.parent.get(name) for name in names)
-    return next((item for item in found if isinstance(item, h5py.Dataset) and item.ndim == 1), None)
+    candidates = (images.parent.get(name) for name in names)
+    return next((item for item in candidates if isinstance(item, h5py.Dataset) and item.ndim == 1), None)
 
 
 def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list[int]:
@@ -438,8 +438,8 @@ def _labels_for(images: Any, group: Any, n: int, options: LocateOptions) -> list
     else:
         table = _table_near(images, LABEL_NAMES)
         if table is None:
-            found = (group.get(name) for name in LABEL_NAMES)
-            table = next((item for item in found if isinstance(item, h5py.Dataset)), None)
+            candidates = (group.get(name) for name in LABEL_NAMES)
+            table = next((item for item in candidates if isinstance(item, h5py.Dataset)), None)
     if table is None:
         return [NO_LABEL] * n
     if table.shape != (n,) or table.dtype.kind not in "iu":
@@ -472,7 +472,7 @@ def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[st
     splits, classes = arrange(TreeFiles.of(names, [item.nbytes for item in items]), None, path, unused)
     labels = _item_labels(items, group, path, options)
     tops = {name.partition("/")[0] for name in names if "/" in name}
-    found: list[tuple[int, Located]] = []
+    numbered: list[tuple[int, Located]] = []
     for split, part in splits.items():
         keys = unique_keys(part.names)
         rows = np.asarray(part.files.rows).tolist()
@@ -485,10 +485,10 @@ def _apart(group: Any, path: Path, options: LocateOptions, unused: list[tuple[st
                 label, class_name = folder_label, classes[folder_label]
             name = f"{name}.png" if item.ndim == 3 else name
             own = split if split in tops else ""
-            found.append(
+            numbered.append(
                 (number, _item(Located(key, label, {}, {"image": name}, class_name, own), item, path, options))
             )
-    yield from (sample for _, sample in sorted(found, key=lambda pair: pair[0]))
+    yield from (sample for _, sample in sorted(numbered, key=lambda pair: pair[0]))
 
 
 def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Located:
@@ -505,15 +505,15 @@ def _item(sample: Located, item: Any, path: Path, options: LocateOptions) -> Loc
 
 def _items_in(group: Any) -> list[Any]:
     """All data sets below a group with one image each, in the order of their names."""
-    found: list[Any] = []
+    items: list[Any] = []
 
     def visit(name: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset) and name.rpartition("/")[2] not in _TABLES and _is_item(item):
-            found.append(item)
+            items.append(item)
 
     group.visititems(visit)
-    by_number = all(_last(item).isdecimal() for item in found)
-    return sorted(found, key=_by_number if by_number else lambda item: str(item.name))
+    by_number = all(_last(item).isdecimal() for item in items)
+    return sorted(items, key=_by_number if by_number else lambda item: str(item.name))
 
 
 def _is_item(item: Any) -> bool:
@@ -550,11 +550,11 @@ def _tree_names(group: Any, items: Sequence[Any]) -> tuple[list[str], bool]:
 def _item_labels(items: Sequence[Any], group: Any, path: Path, options: LocateOptions) -> Sequence[int] | None:
     """Labels by item, from attributes or from a data set; None if the file has neither."""
     attribute = options.label_key or "label"
-    found = [item.attrs.get(attribute) for item in items]
-    if any(value is not None for value in found):
+    values = [item.attrs.get(attribute) for item in items]
+    if any(value is not None for value in values):
         return [
             NO_LABEL if value is None else without_offset(_whole_number(value, item, path), options)
-            for value, item in zip(found, items, strict=True)
+            for value, item in zip(values, items, strict=True)
         ]
     for parent in (group, group.parent):
         labels = _labels_for(items[0], parent, len(items), options)
@@ -637,10 +637,10 @@ class Hdf5Writer:
         try:
             starts = self._write_skeleton()
         except RuntimeError as error:  # a system error while HDF5 closes a file, for example on a full disk
-            found = re.search(r"errno = (\d+)", str(error))
-            if found is None:
+            match = re.search(r"errno = (\d+)", str(error))
+            if match is None:
                 raise
-            raise OSError(int(found[1]), os.strerror(int(found[1])), str(self._skeleton)) from error
+            raise OSError(int(match[1]), os.strerror(int(match[1])), str(self._skeleton)) from error
         crc, size = self._assemble(main, starts)
         main.sync_and_close()
         for _, spool in self._fields[1:]:

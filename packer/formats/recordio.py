@@ -48,7 +48,7 @@ class RecordIOFormat(WalkedFormat):
             raise FormatError(f"{window.path}: a RecordIO record has one image and one label, so no keys can be given")
         known = _positions(window)
         images = _insightface_images(window, known)
-        number = position = found = 0
+        number = position = count = 0
         while window.read_up_to(position, 1):
             if known is not None and position not in known:
                 raise FormatError(
@@ -71,7 +71,7 @@ class RecordIOFormat(WalkedFormat):
             where = f"{window.path}: the record at byte {position}"
             label, header = _header(data, size, where, is_insightface=images is not None)
             if images is None or header < size:
-                found += 1
+                count += 1
                 sample = Located(key_by_number(window.path, number), without_offset(label, options), {}, {})
                 if len(parts) == 1:
                     yield sample._replace(ranges={"image": (start + header, size - header)})
@@ -83,9 +83,9 @@ class RecordIOFormat(WalkedFormat):
                 f"{window.path}: {window.path.with_suffix('.idx').name} names {len(known)} records, the file has "
                 f"{number}: truncated, or of another file"
             )
-        if images is not None and images != found and images < _MAX_LABEL:
+        if images is not None and images != count and images < _MAX_LABEL:
             raise FormatError(
-                f"{window.path}: record 0 announces {images} images, the file has {found}: truncated, or damaged"
+                f"{window.path}: record 0 announces {images} images, the file has {count}: truncated, or damaged"
             )
 
     @contextmanager
@@ -201,17 +201,17 @@ def _positions(records: Window) -> dict[int, int] | None:
         if window.size > _MAX_INDEX_BYTES:
             raise FormatError(f"{index}: {window.size} bytes are too many for an index of records")
         lines = window.read(0, window.size).splitlines()
-    found: dict[int, int] = {}
+    positions: dict[int, int] = {}
     for number, line in enumerate(lines, start=1):
         columns = line.split(b"\t")
         if len(columns) != 2 or not all(column.isdigit() and len(column) < 20 for column in columns):
             raise FormatError(f"{index}: line {number} is {line[:40]!r}, expected a number, a tab and a position")
-        found[int(columns[1])] = int(columns[0])
+        positions[int(columns[1])] = int(columns[0])
         if int(columns[1]) >= records.size:
             raise FormatError(f"{index}: line {number} names byte {int(columns[1])}, but the .rec has {records.size}")
-    if len(found) != len(lines):
+    if len(positions) != len(lines):
         raise FormatError(f"{index}: two lines name one position: damaged")
-    return found
+    return positions
 
 
 FORMAT = RecordIOFormat()

@@ -216,7 +216,7 @@ def _meta(window: Window, offset: int, size: int) -> bytes:
 
 def _parse_pax(data: bytes, path: Path, offset: int) -> dict[str, str]:
     """Records "<length> <keyword>=<value>\\n"."""
-    found, position = {}, 0
+    records, position = {}, 0
     while position < len(data) and data[position]:
         blank = data.find(b" ", position, position + 20)
         digits = data[position:blank]
@@ -225,9 +225,9 @@ def _parse_pax(data: bytes, path: Path, offset: int) -> dict[str, str]:
         if length <= len(digits) + 1 or position + length > len(data) or b"=" not in record:
             raise FormatError(f"{path}: malformed PAX record at byte {offset + position}")
         keyword, _, value = record.rstrip(b"\n").partition(b"=")
-        found[keyword.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        records[keyword.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         position += length
-    return found
+    return records
 
 
 def _name(block: bytes) -> str:

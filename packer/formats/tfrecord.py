@@ -158,17 +158,17 @@ def walk(data: memoryview) -> dict[str, Feature]:
 
     Raises FormatError if the bytes are not an Example.
     """
-    found: dict[str, Feature] = {}
+    features: dict[str, Feature] = {}
     for number, wire, start, stop in _fields(data, 0, len(data)):
         if number != 1 or wire != 2:
             continue
         for number2, wire2, start2, stop2 in _fields(data, start, stop):
             if number2 == 1 and wire2 == 2:
                 name, feature = _entry(data, start2, stop2)
-                found[name] = feature
-                if len(found) > _MAX_FEATURES:
+                features[name] = feature
+                if len(features) > _MAX_FEATURES:
                     raise FormatError(f"more than {_MAX_FEATURES} features in one record")
-    return found
+    return features
 
 
 def _entry(data: memoryview, start: int, stop: int) -> tuple[str, Feature]:
@@ -218,7 +218,7 @@ def _signed(value: int) -> int:
 
 def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, int, int]]:
     """(field number, wire type, start, stop) of every field in [position, stop). Raises FormatError."""
-    found = []
+    fields = []
     while position < stop:
         tag, position = varint_at(data, position, stop)
         number, wire = tag >> 3, tag & 7
@@ -236,10 +236,10 @@ def _fields(data: memoryview, position: int, stop: int) -> list[tuple[int, int, 
             raise FormatError(f"wire type {wire} at byte {position} is not one of a tf.train.Example")
         if position > stop:
             raise FormatError(f"a field at byte {start} runs {position - stop} bytes past its end")
-        found.append((number, wire, start, position))
-        if len(found) > _MAX_VALUES:
+        fields.append((number, wire, start, position))
+        if len(fields) > _MAX_VALUES:
             raise FormatError(f"more than {_MAX_VALUES} fields in one message")
-    return found
+    return fields
 
 
 def varint_at(data: memoryview, position: int, stop: int) -> tuple[int, int]:
@@ -463,8 +463,8 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
             f"no feature {image[0]!r}; it has {', '.join(sorted(features)) or 'none'}; name the image with  "
             f"image_key='KEY'"
         )
-    wanted = {"image": image_key, **options.extra_fields}
-    fields = {key: field for field, key in wanted.items() if key}
+    keys = {"image": image_key, **options.extra_fields}
+    fields = {key: field for field, key in keys.items() if key}
     name_key, label_key = _first(features, NAME_FEATURES), next((key for key in labels if key in features), "")
     class_key = _first(features, CLASS_FEATURES) or (label_key if _is_bytes(features.get(label_key)) else "")
     used = {*fields, name_key, *CLASS_FEATURES, *labels, *_DERIVED}
@@ -474,7 +474,7 @@ def _sample(data: memoryview, start: int, options: LocateOptions, required: bool
     for name, feature in features.items():
         own, _, part = name.rpartition("/")
         field = fields.get(name, "")
-        if not field and name not in used and _field_of(name) not in wanted:
+        if not field and name not in used and _field_of(name) not in keys:
             field = _field_of(name)  # the options name another feature, so this one is a further field
         if field and _is_bytes(feature):
             first, stop = feature.ranges[0]

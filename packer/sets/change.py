@@ -203,8 +203,8 @@ class Change:
     def _check_empty(self) -> None:
         names = [name for name in self.place.names() if name != WORK_FOLDER]
         if names:
-            what = "holds a set" if DATASET_FILE in names else f"is not empty (there is {names[0]!r})"
-            raise OutputError(f"{self.root}: {what}; choose another output")
+            problem = "holds a set" if DATASET_FILE in names else f"is not empty (there is {names[0]!r})"
+            raise OutputError(f"{self.root}: {problem}; choose another output")
 
     # --- what killed commands left ------------------------------------------------------------------------------
     def _clean(self) -> None:
@@ -280,11 +280,11 @@ class Change:
         self._make_folder(name)
         target = os.path.realpath(path)
         try:
-            found = os.stat(target).st_size
+            size = os.stat(target).st_size
         except OSError as error:
             raise StaleIndexError(f"{path}: shard cannot be linked: {error.strerror}") from error
-        if found != shard.bytes:
-            raise StaleIndexError(f"{path}: has {found} bytes, expected {shard.bytes} as indexed; run  packer verify")
+        if size != shard.bytes:
+            raise StaleIndexError(f"{path}: has {size} bytes, expected {shard.bytes} as indexed; run  packer verify")
         try:
             self.place.link(name, target, hard=True)
         except OSError as error:

@@ -25,14 +25,14 @@ def shares(count: int, fractions: Sequence[float]) -> list[int]:
         raise ValueError(f"fractions are {list(fractions)}, expected shares of 1, such as 0.9")
     total = math.fsum(fractions)
     if abs(total - 1) > _TOLERANCE:
-        what = "add a split for the rest" if total < 1 else "make them smaller"
-        raise ValueError(f"fractions sum to {total:.9g}, expected 1; {what}")
+        advice = "add a split for the rest" if total < 1 else "make them smaller"
+        raise ValueError(f"fractions sum to {total:.9g}, expected 1; {advice}")
     exact = [count * fraction / total for fraction in fractions]
-    found = [math.floor(share + _TOLERANCE) for share in exact]
-    order = sorted(range(len(exact)), key=lambda number: found[number] - exact[number])
-    for number in order[: count - sum(found)]:
-        found[number] += 1
-    return found
+    counts = [math.floor(share + _TOLERANCE) for share in exact]
+    order = sorted(range(len(exact)), key=lambda number: counts[number] - exact[number])
+    for number in order[: count - sum(counts)]:
+        counts[number] += 1
+    return counts
 
 
 def deal(classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
@@ -51,9 +51,9 @@ def deal(classes: Int64s, fractions: Sequence[float], seed: int) -> Int64s:
     line = shuffled[np.argsort(turn[of_class.reshape(-1)[shuffled]], kind="stable")]
     places = np.concatenate([(np.arange(size) + 0.5) / max(size, 1) for size in counts])
     split = np.repeat(np.arange(len(counts)), counts)[np.argsort(places, kind="stable")]
-    found = np.empty(count, np.int64)
-    found[line] = split
-    return found
+    splits = np.empty(count, np.int64)
+    splits[line] = split
+    return splits
 
 
 def as_groups(values: Sequence[Any], keys: Sequence[str], name: str, title: object) -> Int64s:
@@ -92,19 +92,19 @@ def deal_groups(groups: Int64s, classes: Int64s, fractions: Sequence[float], see
     pairs, counts = np.unique(groups * len(totals) + of_class.reshape(-1), return_counts=True)
     starts = np.searchsorted(pairs, np.arange(len(sizes) + 1) * len(totals)).tolist()
     dealt, asked = np.zeros((len(fractions), len(totals))), np.array(fractions)
-    found = np.empty(len(sizes), np.int64)
+    splits = np.empty(len(sizes), np.int64)
     for group in turn[np.argsort(-sizes[turn], kind="stable")].tolist():
         part = slice(starts[group], starts[group + 1])
         of, more = pairs[part] % len(totals), counts[part]
         fill = ((dealt[:, of] + more) * (more / totals[of])).sum(axis=1) / asked
-        found[group] = chosen = int(fill.argmin())
+        splits[group] = chosen = int(fill.argmin())
         dealt[chosen, of] += more
     for split in range(len(fractions)):
-        held = np.bincount(found, minlength=len(fractions))
-        if not held[split] and held.max(initial=0) > 1:
-            theirs = np.flatnonzero(found == held.argmax())
-            found[theirs[sizes[theirs].argmin()]] = split
-    return found[groups]
+        group_counts = np.bincount(splits, minlength=len(fractions))
+        if not group_counts[split] and group_counts.max(initial=0) > 1:
+            candidates = np.flatnonzero(splits == group_counts.argmax())
+            splits[candidates[sizes[candidates].argmin()]] = split
+    return splits[groups]
 
 
 def _random(seed: int) -> np.random.RandomState:

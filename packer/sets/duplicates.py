@@ -102,10 +102,10 @@ def _within(
         differing = hashes[some][:, None, :] ^ hashes[members][None, :, :]
         distance = _POPCOUNT[differing.view(np.uint16)].sum(axis=-1, dtype=np.int64)
         a, b = np.nonzero(distance <= threshold)
-        found = np.stack([some[a], members[b]], axis=1)
-        found = found[found[:, 0] < found[:, 1]]
-        if len(found):
-            yield found
+        pairs = np.stack([some[a], members[b]], axis=1)
+        pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+        if len(pairs):
+            yield pairs
 
 
 KEEP = ("first", "largest")
@@ -252,7 +252,7 @@ class _Search:
         distinct: list[tuple[int, bytes]] = []
         for number in candidates:
             data = bytes(self._read(number))
-            other = next((known for known, its in distinct if its == data), None)
+            other = next((known for known, known_data in distinct if known_data == data), None)
             if other is None:
                 distinct.append((number, data))
             else:
@@ -280,12 +280,12 @@ class _Search:
         ]
         size = int(self._column("length").sum())
         done = run_shards(hash_samples, tasks, len(tasks), workers, self._watcher, (int(self._starts[-1]), size))
-        hashes, found, self.unread = (
+        hashes, hashed, self.unread = (
             np.concatenate([np.zeros((0, 2), np.uint64), *(part.hashes for part in done)]),
             np.concatenate([np.zeros(0, np.bool_), *(part.found for part in done)]),
             sum(part.unread for part in done),
         )
-        numbers = np.flatnonzero(found)
+        numbers = np.flatnonzero(hashed)
         for pairs in near_pairs(hashes[numbers], threshold):
             yield numbers[pairs]
 
@@ -295,10 +295,10 @@ class _Search:
         for block in pairs:
             for a, b in block.tolist():
                 root[_find(root, b)] = _find(root, a)
-        found: dict[int, list[int]] = {}
+        by_root: dict[int, list[int]] = {}
         for number in sorted(root):
-            found.setdefault(_find(root, number), []).append(number)
-        members = [np.array(group, np.int64) for group in found.values()]
+            by_root.setdefault(_find(root, number), []).append(number)
+        members = [np.array(group, np.int64) for group in by_root.values()]
         rank = self._rank(keep, prefer)
         return members, [int(group[np.lexsort([column[group] for column in rank])[0]]) for group in members]
 
@@ -349,7 +349,7 @@ class _Hashes:
 def hash_samples(task: _HashTask, counter: Counter) -> _Hashes:
     """The perceptual hashes of some samples of a split; runs in a worker."""
     count = task.stop - task.first
-    hashes, found, unread = np.zeros((count, 2), np.uint64), np.zeros(count, np.bool_), 0
+    hashes, hashed, unread = np.zeros((count, 2), np.uint64), np.zeros(count, np.bool_), 0
     scratch, size = Scratch(), 0
     with readers.open(task.root, task.split) as reader:
         has = [i for i in range(task.first, task.stop) if reader.has(i, task.field)]
@@ -361,10 +361,10 @@ def hash_samples(task: _HashTask, counter: Counter) -> _Hashes:
                 unread += 1
                 value = None
             if value is not None:
-                hashes[index - task.first], found[index - task.first] = value, True
+                hashes[index - task.first], hashed[index - task.first] = value, True
             if done % _REPORT_SAMPLES == 0:
                 counter.report(_REPORT_SAMPLES, size)
                 size = 0
                 if counter.stopped():
                     break
-    return _Hashes(hashes, found, unread)
+    return _Hashes(hashes, hashed, unread)

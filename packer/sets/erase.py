@@ -187,8 +187,8 @@ class _Erasure:
         except SourceError as error:
             raise SourceError(f"{error}; to erase the whole set, remove the directory {self._root}") from error
         if len(self._left) == len(whole):
-            what = "no keys are given" if where is None else f"{where!r:.200} is false for all its samples"
-            raise SourceError(f"{self._root}: nothing is erased: {what}{self._of_dropped()}")
+            reason = "no keys are given" if where is None else f"{where!r:.200} is false for all its samples"
+            raise SourceError(f"{self._root}: nothing is erased: {reason}{self._of_dropped()}")
         self._arguments = {"keys": "listed"} if where is None else without_values({"where": where})
         self._kept = {name: piece for name, (piece,) in self._left.splits.items()}
         self._gone = {name: self._lost(name, piece) for name, (piece,) in whole.splits.items()}
@@ -218,15 +218,15 @@ class _Erasure:
 
     def _affected(self) -> list[str]:
         """The paths of the shards with a payload of an erased sample."""
-        found = dict[str, None]()
+        paths = dict[str, None]()
         for name, (piece,) in self._whole.splits.items():
             if len(self._gone[name]):
                 shards, gone = self._info.splits[name].shards, piece.table.take(self._gone[name])
                 for field in gone.fields:
                     has = gone.field_column(field, "offset") != np.uint64(ABSENT)
-                    found |= {shards[i].path: None for i in np.unique(gone.shard_column(field)[has]).tolist()}
-                found |= {shards[i].path: None for i in np.unique(gone.column("shard")).tolist()}
-        return list(found)
+                    paths |= {shards[i].path: None for i in np.unique(gone.shard_column(field)[has]).tolist()}
+                paths |= {shards[i].path: None for i in np.unique(gone.column("shard")).tolist()}
+        return list(paths)
 
     # --- shards -------------------------------------------------------------------------------------------------
     def rewrite(self, change: Change, workers: Workers, watcher: Watcher) -> dict[str, PartMeta]:
@@ -243,9 +243,9 @@ class _Erasure:
         total = 0
         for path in self.shards:
             for field in self._info.fields:
-                for name, found in self._in_shard(path, field):
-                    if len(found):
-                        total += int(self._kept[name].table.field_column(field, "length")[found].sum())
+                for name, rows in self._in_shard(path, field):
+                    if len(rows):
+                        total += int(self._kept[name].table.field_column(field, "length")[rows].sum())
         return total
 
     def _shard(self, path: str) -> ShardInfo:
@@ -258,11 +258,11 @@ class _Erasure:
             return
         info = self._info
         split = next(name for name, known in info.splits.items() if any(s.path == path for s in known.shards))
-        is_main = any(len(found) for _, found in self._in_shard(path, "shard"))
+        is_main = any(len(rows) for _, rows in self._in_shard(path, "shard"))
         fields = {
             name: kind
             for name, kind in info.fields.items()
-            if (is_main and name not in info.separate) or any(len(found) for _, found in self._in_shard(path, name))
+            if (is_main and name not in info.separate) or any(len(rows) for _, rows in self._in_shard(path, name))
         }
         stem, dot, suffix = path.rpartition(".")
         stem = re.sub(r"\.\d+$", "", stem)  # added by an earlier erasure
@@ -286,13 +286,13 @@ class _Erasure:
         """The remaining samples of a shard, in the order of the file."""
         places: dict[tuple[str, int], int] = {}
         for column in ("shard", *self._info.fields):
-            for name, found in self._in_shard(path, column):
+            for name, rows in self._in_shard(path, column):
                 piece = self._kept[name]
-                for new in found.tolist():
+                for new in rows.tolist():
                     places.setdefault((name, new), 1 << 63)
                 if column in piece.table.fields:
-                    offsets = piece.table.field_column(column, "offset")[found].tolist()
-                    for new, offset in zip(found.tolist(), offsets, strict=True):
+                    offsets = piece.table.field_column(column, "offset")[rows].tolist()
+                    for new, offset in zip(rows.tolist(), offsets, strict=True):
                         places[name, new] = min(places[name, new], offset)
         ordered = sorted(places, key=lambda item: (places[item], item[1]))
         return [_Item(name, int(_rows(self._kept[name])[new]), new) for name, new in ordered]
@@ -310,12 +310,12 @@ class _Erasure:
                 splits[name] = old
                 continue
             piece = replace(piece, extra=columns[name])
-            found = shards_of_split([piece], info.separate)
+            numbered = shards_of_split([piece], info.separate)
             shards = [
                 replace(metas[shard.path].shard, samples=shard.samples) if shard.path in metas else shard
-                for _, shard in found.shards
+                for _, shard in numbered.shards
             ]
-            of_piece = PieceColumns(piece, found.numbers[0], info.separate)
+            of_piece = PieceColumns(piece, numbered.numbers[0], info.separate)
             splits[name] = change.write_index(
                 name, [of_piece], [len(piece)], info.fields, shards, root=old.root, separate=info.separate
             )
@@ -508,10 +508,10 @@ def _links(root: Path, shards: Sequence[str]) -> Iterator[CopyLeft]:
     for other in sorted(Path(os.path.realpath(root)).parent.iterdir()):
         if not (other / DATASET_FILE).is_file() or other.samefile(root):
             continue
-        found = list(_shared(other, names))
-        for file in found:
+        links = list(_shared(other, names))
+        for file in links:
             more[file] -= 1
-        if found:
+        if links:
             advice = (
                 f"packer erase {quoted(other)} …  or, if that finds no such samples,  packer reshard {quoted(other)}  "
                 f"and then  packer prune {quoted(other)}"

@@ -184,7 +184,7 @@ class NewShards:
     @property
     def targets(self) -> dict[str, str]:
         """Dtype and shape of labels that are not class numbers, by field."""
-        return {name: found for meta in self.metas for name, found in meta.targets.items() if name != "image"}
+        return {name: form for meta in self.metas for name, form in meta.targets.items() if name != "image"}
 
     @property
     def written_bytes(self) -> int:
@@ -337,12 +337,12 @@ def reshard(
     root, watcher = Path(path), watcher or Silent()
     target = root if output is None else local_output(output)
     info = read_dataset_info(root)
-    wanted = to or (info.format if info.format in writable_formats() else "")
-    if not wanted:
+    format = to or (info.format if info.format in writable_formats() else "")
+    if not format:
         raise ValueError(f"{info.format} shards cannot be written; choose a format with to=FORMAT")
-    raw = Reencode("raw") if PIXELS in info.fields.values() and wanted == "hdf5" else None
+    raw = Reencode("raw") if PIXELS in info.fields.values() and format == "hdf5" else None
     images, shuffle = Images(decode=decode_of(info), reencode=raw), shards.shuffle
-    options = ConvertOptions(wanted, images=images, shards=replace(shards, checksums=has_checksums(info)))
+    options = ConvertOptions(format, images=images, shards=replace(shards, checksums=has_checksums(info)))
     source = PackedSource(root, raw=raw is not None)
     if dry_run:
         return _resharded(root, info, options, source.list(None), None)
@@ -409,25 +409,25 @@ def _append_set(root: Path, other: SetTable, existing: str, dry_run: bool, watch
     """Link the shards of another set."""
 
     def joined() -> tuple[SetTable | None, int]:
-        mine, there = table(root), {}
-        for name in [name for name in mine.splits if name in other.splits]:
-            known = frozenset(mine.keys(name))
+        old, there = table(root), {}
+        for name in [name for name in old.splits if name in other.splits]:
+            known = frozenset(old.keys(name))
             there[name] = np.flatnonzero([key in known for key in other.keys(name)])
             if len(there[name]) and existing == "raise":
                 raise _existing(str(other.root), len(there[name]), name, root, other.keys(name)[int(there[name][0])])
         skipped = sum(map(len, there.values()))
         if skipped == len(other):
             return None, skipped
-        more = mine.concat(other.without(there, "append", {}) if skipped else other)
-        step = Step("append", {"source": stored_title(PackedSource(other.root))}, (len(mine), len(more)))
+        more = old.concat(other.without(there, "append", {}) if skipped else other)
+        step = Step("append", {"source": stored_title(PackedSource(other.root))}, (len(old), len(more)))
         return replace(more, steps=(step,)), skipped
 
     if dry_run:
-        found, skipped = joined()
-        return replace((found or table(root)).save(dry_run=True), operations=("append",), skipped=skipped)
+        extended, skipped = joined()
+        return replace((extended or table(root)).save(dry_run=True), operations=("append",), skipped=skipped)
     with Change(root, watcher) as change:
-        found, skipped = joined()
-        result = table(root).save(dry_run=True) if found is None else write_table(change, found, watcher)
+        extended, skipped = joined()
+        result = table(root).save(dry_run=True) if extended is None else write_table(change, extended, watcher)
         return replace(result, operations=("append",), skipped=skipped, dry_run=False)
 
 
@@ -522,17 +522,17 @@ class _Append:
         return known + sum(meta.payload_bytes for meta in new.metas)
 
     def result(self, new: NewShards | None) -> SaveResult:
-        found = result_of(self._root, "append", self._info, self._before, new)
+        changed = result_of(self._root, "append", self._info, self._before, new)
         left_out = len(self.listing.left_out)
         if new is not None:
             return replace(
-                found, skipped=self._skipped, left_out=left_out + sum(len(meta.left_out) for meta in new.metas)
+                changed, skipped=self._skipped, left_out=left_out + sum(len(meta.left_out) for meta in new.metas)
             )
         counts = {name: part.samples for name, part in self._info.splits.items()}
         for name, part in self.listing.splits.items():
             counts[name] = counts.get(name, 0) + len(part)
         return replace(
-            found,
+            changed,
             splits=counts,
             samples=sum(counts.values()),
             classes=len(self._classes),
@@ -630,9 +630,9 @@ class _Files:
         if not stat.S_ISREG(status.st_mode):
             raise SourceError(f"{self.root / name}: not a regular file")
         stem = os.path.splitext(name)[0]
-        found = self._by_stem.setdefault(stem, (name, status.st_size, status.st_mtime_ns))
-        if found[0] != name:
-            raise SourceError(f"{self.root}: {found[0]} and {name} would both belong to the sample {stem!r}; keep one")
+        known = self._by_stem.setdefault(stem, (name, status.st_size, status.st_mtime_ns))
+        if known[0] != name:
+            raise SourceError(f"{self.root}: {known[0]} and {name} would both belong to the sample {stem!r}; keep one")
 
     @property
     def title(self) -> str:
@@ -701,9 +701,9 @@ class _Addition:
     def _list(self, split: str) -> SplitListing:
         builder, samples = ListingBuilder(), []
         for number, key in enumerate(self._pieces[split].keys):
-            found = self._files.of_key(key, (self.info.splits[split].root, split))
-            if found is not None:
-                name, size, stamp = found
+            file = self._files.of_key(key, (self.info.splits[split].root, split))
+            if file is not None:
+                name, size, stamp = file
                 builder.add((name,), ((name, size),), size, stamp, key=key, label=NO_LABEL)
                 samples.append(number)
                 self._used.add(name)
@@ -750,7 +750,7 @@ class _Addition:
 
     def result(self, new: NewShards | None) -> SaveResult:
         before = sum(split.samples for split in self.info.splits.values())
-        found = result_of(self._root, "add-field", self.info, before, new)
+        changed = result_of(self._root, "add-field", self.info, before, new)
         return replace(
-            found, with_field=sum(map(len, self._samples.values())), unmatched=len(self._files) - len(self._used)
+            changed, with_field=sum(map(len, self._samples.values())), unmatched=len(self._files) - len(self._used)
         )

@@ -166,12 +166,12 @@ def shards_of_split(pieces: Sequence[Piece], separate: Sequence[str]) -> SplitSh
 
 def _shards_of_fields(piece: Piece, separate: Sequence[str]) -> Int64s:
     """The numbers of a piece's shards of separate fields."""
-    found = [np.zeros(0, np.int64)]
+    numbers = [np.zeros(0, np.int64)]
     for name in separate:
         if name in piece.table.columns.separate:
             has = piece.table.field_column(name, "offset") != np.uint64(ABSENT)
-            found.append(np.unique(piece.table.shard_column(name)[has]).astype(np.int64))
-    return np.unique(np.concatenate(found))
+            numbers.append(np.unique(piece.table.shard_column(name)[has]).astype(np.int64))
+    return np.unique(np.concatenate(numbers))
 
 
 class PieceColumns:
@@ -212,8 +212,8 @@ class PieceColumns:
         return table.field_column(field, column)
 
     def _shards(self, numbers: npt.NDArray[Any]) -> Int64s:
-        found: Int64s = self._numbers[numbers]
-        return found
+        shard_numbers: Int64s = self._numbers[numbers]
+        return shard_numbers
 
     def _strings(self, name: str) -> Strings:
         """The keys, or the names of a field."""
@@ -245,27 +245,27 @@ _TARGET = "target"
 
 def decode_of(*infos: DatasetInfo) -> str:
     """The form to which the images of these sets were checked to decode; "none" for foreign shards."""
-    found = set()
+    modes = set()
     for info in infos:
         options = info.made.get("options")
         known = options.get("decode") if isinstance(options, dict) else None
-        found.add(str(known or ("RGB" if "by" in info.made else "none")))
-    return "none" if "none" in found else found.pop()
+        modes.add(str(known or ("RGB" if "by" in info.made else "none")))
+    return "none" if "none" in modes else modes.pop()
 
 
 def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
     """Raise SourceError if sets (by their titles) cannot be joined."""
     (first_title, first), *others = infos.items()
     for title, info in others:
-        for what, one, other, remedy in (
+        for subject, one, other, remedy in (
             ("the format", first.format, info.format, f"packer reshard {quoted(title)} --to {first.format} -o DIR"),
             ("the label offset", first.label_offset, info.label_offset, f"packer reshard {quoted(title)} -o DIR"),
             ("names in shards made elsewhere", first.adopted, info.adopted, f"packer reshard {quoted(title)} -o DIR"),
             ("decode", decode_of(first), decode_of(info), "packer convert  with the same decode=… for both"),
         ):
-            if one != other and not (what == "decode" and "none" in (one, other)):
+            if one != other and not (subject == "decode" and "none" in (one, other)):
                 raise SourceError(
-                    f"{first_title} and {title} cannot be one set: {what} is {_quoted(one)} in the first and "
+                    f"{first_title} and {title} cannot be one set: {subject} is {_quoted(one)} in the first and "
                     f"{_quoted(other)} in the second; make them alike with  {remedy}"
                 )
 
@@ -277,8 +277,8 @@ def _quoted(value: Any) -> str:
 def unified_fields(sets: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """The fields of all sets (by their titles), the image first. Raises SourceError if one has two kinds."""
     fields: dict[str, str] = {}
-    for title, found in sets.items():
-        for name, kind in found.items():
+    for title, kinds in sets.items():
+        for name, kind in kinds.items():
             if fields.setdefault(name, kind) != kind:
                 raise SourceError(
                     f"{title}: the field {name} has the kind {kind!r}, elsewhere the kind {fields[name]!r}; pack "
@@ -306,15 +306,15 @@ def unified_classes(sets: Sequence[tuple[str, Sequence[str], int]]) -> tuple[str
 
 def target_forms(root: Path, info: DatasetInfo) -> dict[str, str]:
     """Dtype and shape of the labels that are not class numbers, by field, from one sample, since all are alike."""
-    found: dict[str, str] = {}
+    forms: dict[str, str] = {}
     for split in info.splits if _TARGET in info.fields.values() else ():
         with readers.open(root, split) as reader:
-            for name in [name for name, kind in reader.kinds.items() if kind == _TARGET and name not in found]:
+            for name in [name for name, kind in reader.kinds.items() if kind == _TARGET and name not in forms]:
                 first = next((i for i in range(len(reader)) if reader.has(i, name)), None)
                 if first is not None:
                     value = decode_field(_TARGET, reader.read(first, name))
-                    found[name] = f"{value.dtype} {list(value.shape)}"
-    return found
+                    forms[name] = f"{value.dtype} {list(value.shape)}"
+    return forms
 
 
 def check_targets(sets: Mapping[str, Mapping[str, str]]) -> None:
@@ -364,18 +364,18 @@ def read_labels(path: Path) -> LabelChange:
     for name in ("key", "label"):
         if name not in table.columns:
             raise SourceError(f"{path}: no column {name!r}; it has {', '.join(table.columns)}, expected key and label")
-    found: dict[tuple[str, str], tuple[Any, str]] = {}
+    known: dict[tuple[str, str], tuple[Any, str]] = {}
     for number, row in table.rows():
         key, label, where = row.get("key"), row.get("label"), table.where(number)
         split = row.get("split")
         if not isinstance(key, str) or not key:
             raise SourceError(f"{where}: the key is {key!r:.80}, expected a text")
         place = ("" if is_missing(split) else str(split), key)
-        if found.setdefault(place, (label, where))[0] != label and not (
-            is_missing(label) and is_missing(found[place][0])
+        if known.setdefault(place, (label, where))[0] != label and not (
+            is_missing(label) and is_missing(known[place][0])
         ):
-            raise SourceError(f"{where}: the key {key!r} has the label {label!r} here, and {found[place][0]!r} before")
-    return LabelChange(str(path), found)
+            raise SourceError(f"{where}: the key {key!r} has the label {label!r} here, and {known[place][0]!r} before")
+    return LabelChange(str(path), known)
 
 
 def mapped_classes(
@@ -409,11 +409,11 @@ def labels_by_key(
     used: set[tuple[str, str]] = set()
     changed: dict[str, tuple[Piece, ...]] = {}
     for name, pieces in splits.items():
-        wanted = {key: (split, key) for split, key in numbers if split == ""}
-        wanted |= {key: (split, key) for split, key in numbers if split == name}
+        places_of = {key: (split, key) for split, key in numbers if split == ""}
+        places_of |= {key: (split, key) for split, key in numbers if split == name}
         new: list[Piece] = []
         for piece in pieces:
-            places = [(i, wanted[key]) for i, key in enumerate(piece.keys) if key in wanted]
+            places = [(i, places_of[key]) for i, key in enumerate(piece.keys) if key in places_of]
             used.update(place for _, place in places)
             labels = np.array(piece.current_labels)
             labels[[i for i, _ in places]] = [numbers[place] for _, place in places]
@@ -463,8 +463,8 @@ class _Numbering:
                 return number
             raise SourceError(f"{where}: the label is {text}, expected -1 to {self._count - 1}, or a class name")
         if not isinstance(label, str) or not self._takes_names:
-            what = "a text" if self._takes_names else "a whole number, as all labels of this set"
-            raise SourceError(f"{where}: the label is {label!r:.80}, expected {what}")
+            expected = "a text" if self._takes_names else "a whole number, as all labels of this set"
+            raise SourceError(f"{where}: the label is {label!r:.80}, expected {expected}")
         number = self._numbers.setdefault(text, len(self._numbers))
         self._refuse_both()
         return number

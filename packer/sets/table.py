@@ -231,7 +231,9 @@ class _Writing:
 
     def result(self, *, symbolic: int = 0, dry_run: bool = False) -> SaveResult:
         table = self._table
-        shards = {piece.root / shard.path: shard for found in self._shards.values() for piece, shard in found.shards}
+        shards = {
+            piece.root / shard.path: shard for of_split in self._shards.values() for piece, shard in of_split.shards
+        }
         return SaveResult(
             output=self._root,
             operations=tuple(step.operation for step in table.steps),
@@ -447,7 +449,7 @@ class SetTable:
 
         Raises UnknownNameError for an unknown class or key, ValueError.
         """
-        if sum(given is not None for given in (names, labels, classes)) != 1:
+        if sum(argument is not None for argument in (names, labels, classes)) != 1:
             raise ValueError("give one of names, labels and classes")
         if classes is not None:
             return self._named(classes)
@@ -456,12 +458,14 @@ class SetTable:
             changed = {
                 name: tuple(piece.relabelled(numbers) for piece in pieces) for name, pieces in self.splits.items()
             }
-            found = self._next(changed, "relabel", {"map": dict(names)}, *self._edit_of_labels(changed))
-            return replace(found, classes=new)
+            relabelled = self._next(changed, "relabel", {"map": dict(names)}, *self._edit_of_labels(changed))
+            return replace(relabelled, classes=new)
         assert labels is not None
         new, changed = labels_by_key(self.splits, self.classes, labels)
-        found = self._next(changed, "relabel", {"labels": place_name(labels.title)}, *self._edit_of_labels(changed))
-        return replace(found, classes=new)
+        relabelled = self._next(
+            changed, "relabel", {"labels": place_name(labels.title)}, *self._edit_of_labels(changed)
+        )
+        return replace(relabelled, classes=new)
 
     def concat(self, *others: SetTable, prefix_keys: bool = False) -> SetTable:
         """The samples of this set, then those of other sets, split by split; classes are unified by name.
@@ -490,8 +494,8 @@ class SetTable:
             self._check_keys(parts, "prefix all keys with the names of the sets by prefix_keys=True")
         changed = {*self._edit_of_labels(splits), *(("keys",) if prefix_keys else ())}
         changed |= {edit for table in tables for edit in table.changed}
-        found = self._next(splits, "merge", {"sets": [place_name(table.root) for table in tables]}, *changed)
-        return replace(found, classes=classes)
+        merged = self._next(splits, "merge", {"sets": [place_name(table.root) for table in tables]}, *changed)
+        return replace(merged, classes=classes)
 
     def save(self, output: str | os.PathLike[str] | None = None, **options: Any) -> SaveResult:
         """Write a new set to `output`, or by default change the set itself; see `packer.sets.table.save`."""
@@ -554,9 +558,9 @@ class SetTable:
 
     def _columns(self, names: frozenset[str]) -> Mapping[int, Mapping[str, Sequence[Any]]]:
         """By the id of each piece, the columns of the tables of all sets; those of `names` with their values."""
-        found = [piece.columns(names) for piece in self.pieces]
-        complete_columns(found, list(map(len, self.pieces)))
-        return {id(piece): columns for piece, columns in zip(self.pieces, found, strict=True)}
+        parts = [piece.columns(names) for piece in self.pieces]
+        complete_columns(parts, list(map(len, self.pieces)))
+        return {id(piece): columns for piece, columns in zip(self.pieces, parts, strict=True)}
 
     def _groups(self, pieces: Sequence[Piece], name: str) -> Int64s:
         """The group number of each sample of these pieces."""
@@ -567,8 +571,8 @@ class SetTable:
     def _mask_keys(self, keys: Iterable[str], split: str | None) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
         wanted = frozenset(keys)
         splits = self.splits if split is None else {self._name(split): self._split(split)}
-        found = {key for pieces in splits.values() for piece in pieces for key in piece.keys if key in wanted}
-        missing = sorted(wanted - found)
+        known = {key for pieces in splits.values() for piece in pieces for key in piece.keys if key in wanted}
+        missing = sorted(wanted - known)
         if missing:
             some = listed([repr(key) for key in missing], _SHOWN)
             raise UnknownNameError(f"{self.root}: no sample has {plural(len(missing), 'key')} of those given: {some}")

@@ -65,28 +65,28 @@ def open_source(
         known = ", ".join(entry.title for entry in REGISTRY)
         raise SourceError(f"{root}: not a known kind of source: {known}")
     usual: dict[str, Any] = {"label_offset": 0, "layout": "auto"}
-    asked = more | {
+    options = more | {
         "path_column": path_column,
         "label_column": label_column,
         "split_column": split_column,
         "fields": fields or None,
         "folder": folder,
     }
-    asked |= {"image_key": image_key, "label_key": label_key, "label_offset": label_offset, "layout": layout}
-    given = {name: value for name, value in asked.items() if value != usual.get(name)}
-    for name in given.keys() - entry.options - {"layout"}:
+    options |= {"image_key": image_key, "label_key": label_key, "label_offset": label_offset, "layout": layout}
+    chosen = {name: value for name, value in options.items() if value != usual.get(name)}
+    for name in chosen.keys() - entry.options - {"layout"}:
         takers = " or ".join(other.title.partition(" (")[0] for other in REGISTRY if name in other.options)
         raise SourceError(f"{root}: {name} can be given for {takers or 'no source'} only, and this is {entry.title}")
-    return cast(Source, entry.load()(root, **{name: given[name] for name in given.keys() & entry.options}))
+    return cast(Source, entry.load()(root, **{name: chosen[name] for name in chosen.keys() & entry.options}))
 
 
 def _entry_of(root: Path, layout: str) -> SourceEntry | None:
     """The entry that takes a path: by its `recognises`, then by the first bytes of a file, then by its name."""
     any_kind = layout != "tree" or not root.is_dir()
-    asked = (entry for entry in REGISTRY if any_kind or entry.name == "folder" or not entry.is_tree)
-    found = next((entry for entry in asked if entry.recognises is not None and entry.recognises(root)), None)
-    if found is not None or not root.is_file():
-        return found
+    entries = (entry for entry in REGISTRY if any_kind or entry.name == "folder" or not entry.is_tree)
+    recognised = next((entry for entry in entries if entry.recognises is not None and entry.recognises(root)), None)
+    if recognised is not None or not root.is_file():
+        return recognised
     from packer.sources.streams import compression_of, unpacked_head
 
     compressed, head = bool(compression_of(root)), unpacked_head(root, HEAD_BYTES)

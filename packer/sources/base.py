@@ -103,8 +103,8 @@ class NumberPlaces(Sequence["tuple[int, ...]"]):
         return len(self._numbers)
 
     def __getitem__(self, index: Any) -> Any:
-        found = self._numbers[index].tolist()
-        return list(map(tuple, found)) if isinstance(index, slice) else tuple(found)
+        picked = self._numbers[index].tolist()
+        return list(map(tuple, picked)) if isinstance(index, slice) else tuple(picked)
 
     def take(self, indices: npt.NDArray[np.int64]) -> NumberPlaces:
         return NumberPlaces(self._numbers[indices])
@@ -124,8 +124,8 @@ class ObjectPlaces(Sequence[Any]):
         first, stop, step = index.indices(n) if isinstance(index, slice) else (i := range(n)[index], i + 1, 1)
         bounds = self._pickles.offsets[first : max(first, stop) + 1].tolist()
         data = self._pickles.blob[bounds[0] : bounds[-1]].tobytes()
-        found = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
-        return found[::step] if isinstance(index, slice) else found[0]
+        picked = [pickle.loads(data[a - bounds[0] : b - bounds[0]]) for a, b in itertools.pairwise(bounds)]
+        return picked[::step] if isinstance(index, slice) else picked[0]
 
     def __iter__(self) -> Iterator[Any]:
         for first in range(0, len(self), _BLOCK_SAMPLES):
@@ -151,10 +151,10 @@ _MAX_DEPTH = 100
 def size_and_time(path: str | os.PathLike[str]) -> tuple[int, int]:
     """(bytes, modification time in ns) of a file; -1 bytes if it cannot be examined, or is not a file."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except (OSError, ValueError):
         return -1, 0
-    return (found.st_size, found.st_mtime_ns) if stat.S_ISREG(found.st_mode) else (-1, 0)
+    return (status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else (-1, 0)
 
 
 T = TypeVar("T")
@@ -177,10 +177,10 @@ def wanted_split(split: str | None, names: Collection[str], where: str) -> str |
 def file_stamp(path: Path) -> tuple[int, int]:
     """(bytes, modification time in ns) of a file; if they differ, the file has changed since it was listed."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError as error:
         raise SourceError(f"{path}: cannot be examined: {error.strerror}") from error
-    return found.st_size, found.st_mtime_ns
+    return status.st_size, status.st_mtime_ns
 
 
 def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
@@ -197,8 +197,8 @@ def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
         for event in yaml.parse(text, loader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
-                what = f"nests deeper than {_MAX_DEPTH}" if depth > _MAX_DEPTH else "has aliases (*name)"
-                raise ValueError(f"{what}; write out what is meant")
+                problem = f"nests deeper than {_MAX_DEPTH}" if depth > _MAX_DEPTH else "has aliases (*name)"
+                raise ValueError(f"{problem}; write out what is meant")
         return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SourceError(f"{where}: cannot be read as YAML: {str(error)[:200]}") from error
@@ -235,8 +235,8 @@ class FieldNames(Sequence["tuple[str, ...]"]):
         return len(self.columns[0])
 
     def __getitem__(self, index: Any) -> Any:
-        found = [column[index] for column in self.columns]
-        return list(zip(*found, strict=True)) if isinstance(index, slice) else tuple(found)
+        picked = [column[index] for column in self.columns]
+        return list(zip(*picked, strict=True)) if isinstance(index, slice) else tuple(picked)
 
     def __iter__(self) -> Iterator[tuple[str, ...]]:
         return zip(*self.columns, strict=True)
@@ -274,7 +274,7 @@ class SplitListing:
         if not isinstance(other, SplitListing):
             return NotImplemented
         same = (self.root, len(self)) == (other.root, len(other)) and np.array_equal(self.stamps, other.stamps)
-        return same and all(mine == its for mine, its in zip(self.slices(), other.slices(), strict=True))
+        return same and all(left == right for left, right in zip(self.slices(), other.slices(), strict=True))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -620,7 +620,7 @@ _DAMAGE = (
 def refusing(
     where: object, what: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
 ) -> Iterator[None]:
-    """Turn errors of reading damaged bytes into one of ours, "where: what: why". Our own errors pass."""
+    """Turn errors of reading damaged bytes into a packer error, "where: what: why". Other packer errors pass."""
     try:
         yield
     except PackerError:

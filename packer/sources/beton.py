@@ -112,9 +112,9 @@ class BetonSource(ColumnSource):
     def _field(self, kind: int, name: bytes, arguments: bytes) -> _Field:
         text = name.partition(b"\0")[0].decode("latin-1")
         if kind not in _TYPES:
-            what = "user-defined, with a layout that only the program that wrote it knows; write the file without it"
-            what = what if kind == _CUSTOM else "expected 0 to 6"
-            raise SourceError(f"{self.root}: the field {text!r} is of the type {kind}, {what}")
+            problem = "user-defined, with a layout that only the program that wrote it knows; write the file without it"
+            problem = problem if kind == _CUSTOM else "expected 0 to 6"
+            raise SourceError(f"{self.root}: the field {text!r} is of the type {kind}, {problem}")
         if kind not in (4, 6):
             return _Field(text, kind)
         *sides, length = _SHAPE.unpack_from(arguments)

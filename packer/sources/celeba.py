@@ -79,12 +79,12 @@ class CelebaSource(ManifestSource):
             raise SourceError(
                 f"{path}: line {number}: expected the number of images, and then a line with the names of attributes"
             )
-        found = {}
+        attributes = {}
         for line, name, values in _rows(path, len(names), parts, skip=2):
             if not {*values} <= {"-1", "1"}:
                 raise SourceError(f"{path}: line {line}: attributes are -1 or 1")
-            found[name] = array("b", map(int, values))
-        return names, found
+            attributes[name] = array("b", map(int, values))
+        return names, attributes
 
     def _labels(
         self, parts: Collection[str], names: tuple[str, ...], attributes: Mapping[str, array[int]]
@@ -132,17 +132,17 @@ def _rows(
         words = text.split()
         if line <= skip or not words:
             continue
-        name, what = words[0], ""
+        name, problem = words[0], ""
         if len(words) != 1 + count:
-            what = f"{len(words)} words, expected a name and {count} values"
+            problem = f"{len(words)} words, expected a name and {count} values"
         elif "/" in name or name in (".", "..") or "\0" in name:
-            what = f"{name!r} is not the name of a file in the folder of the images"
+            problem = f"{name!r} is not the name of a file in the folder of the images"
         elif name in seen:
-            what = f"{name!r} for the second time"
+            problem = f"{name!r} for the second time"
         elif known is not None and name not in known:
-            what = f"{name!r} is not in the partition of the images"
-        if what:
-            raise SourceError(f"{path}: line {line}: {what}")
+            problem = f"{name!r} is not in the partition of the images"
+        if problem:
+            raise SourceError(f"{path}: line {line}: {problem}")
         seen.add(name)
         yield line, name, words[1:]
     if known is not None and len(seen) < len(known):

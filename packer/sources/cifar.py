@@ -63,13 +63,13 @@ class _Unpickler(pickle.Unpickler):
 
 def read_pickle(path: Path) -> dict[str, Any]:
     """The dict in a pickled file: of lists, numbers, strings and arrays. Raises SourceError for anything else."""
-    what = "a pickled file that cannot be read without running code from it"
-    with refusing(path, what), open_regular(path) as file:
+    problem = "a pickled file that cannot be read without running code from it"
+    with refusing(path, problem), open_regular(path) as file:
         try:
-            found = _Unpickler(file, encoding="latin-1").load()
+            content = _Unpickler(file, encoding="latin-1").load()
         except (pickle.PickleError, MemoryError) as error:
-            raise SourceError(f"{path}: {what}: {str(error) or 'it takes too much memory'}") from error
-        return {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}
+            raise SourceError(f"{path}: {problem}: {str(error) or 'it takes too much memory'}") from error
+        return {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
 
 
 class CifarSource(PixelSource):
@@ -98,8 +98,8 @@ class CifarSource(PixelSource):
         listing.classes = self._names[column]
         there = {entry.name for entry in self.root.iterdir()}
         files, expected = self._files(sorted(there))
-        for name, its in files.items():
-            blocks = [self._block(self.note(self.root / file)) for file in its if file in there]
+        for name, paths in files.items():
+            blocks = [self._block(self.note(self.root / file)) for file in paths if file in there]
             if blocks:
                 labels = np.concatenate([self._labels[block.path][:, column] for block in blocks])
                 self.add(listing, name, blocks, labels.astype(np.int64))
@@ -124,10 +124,10 @@ class CifarSource(PixelSource):
 
     def json_of(self, block: PixelBlock, index: int) -> bytes:
         labels = self._labels[block.path][index].tolist()
-        found: dict[str, int | str] = {}
+        content: dict[str, int | str] = {}
         for kind, label, names in zip(_LABELS, labels, self._names, strict=True):
-            found |= {f"{kind}_label": label, kind: names[label]}
-        return json.dumps(found, ensure_ascii=False, separators=(",", ":")).encode()
+            content |= {f"{kind}_label": label, kind: names[label]}
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
 
     def _read_names(self) -> tuple[list[str], tuple[tuple[str, ...], ...]]:
         """The files with class names; the names, for each label in a record."""
@@ -162,10 +162,10 @@ class CifarSource(PixelSource):
 def _checked(names: object, path: Path) -> tuple[str, ...]:
     """Check class names. Raises SourceError."""
     with refusing(path, "expected up to 256 names of classes, each once"):
-        found = tuple(name.strip() for name in names if name.strip())  # type: ignore[attr-defined]
-        if not 0 < len(found) == len(set(found)) <= 256 or any("\0" in name for name in found):
-            raise ValueError(f"{len(found)} names")
-        return found
+        checked = tuple(name.strip() for name in names if name.strip())  # type: ignore[attr-defined]
+        if not 0 < len(checked) == len(set(checked)) <= 256 or any("\0" in name for name in checked):
+            raise ValueError(f"{len(checked)} names")
+        return checked
 
 
 def _read_labels(path: Path, head: int) -> npt.NDArray[np.uint8]:
@@ -182,17 +182,17 @@ def _read_labels(path: Path, head: int) -> npt.NDArray[np.uint8]:
 
 def _read_batch(path: Path, keys: list[str]) -> tuple[int, npt.NDArray[np.int64]]:
     """(start of the pixels in a pickled file, labels int64 [images, 1 or 2])."""
-    found = read_pickle(path)
-    data = found.get("data")
+    batch = read_pickle(path)
+    data = batch.get("data")
     if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or data.shape[1:] not in _SHAPES:
         raise SourceError(f"{path}: no array 'data' of {_PIXEL_BYTES} bytes an image")
     with open_regular(path) as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         start = content.find(data.tobytes())
     if start < 0:
-        what = "its arrays are written as text; load it with Python, and pickle it again with protocol=4"
-        raise SourceError(f"{path}: {what}")
+        problem = "its arrays are written as text; load it with Python, and pickle it again with protocol=4"
+        raise SourceError(f"{path}: {problem}")
     with refusing(path, f"{' and '.join(keys)} are not lists of {len(data):,} labels"):
-        labels = np.array([[int(label) for label in found[key]] for key in keys], np.int64).T
+        labels = np.array([[int(label) for label in batch[key]] for key in keys], np.int64).T
         if labels.shape != (len(data), len(keys)) or (labels.size and labels.min() < 0):
             raise ValueError(f"{list(labels.shape)}")
     return start, labels

@@ -166,8 +166,8 @@ class _Text:
         self._is_whole = not more
         self._start, self._at, self._text = self._start + self._at, 0, ahead + more.decode("latin-1")
 
-    def _bad(self, what: str) -> SourceError:
-        return SourceError(f"{self._path}: byte {self._start + self._at}: {what}; not a JSON object, or cut short")
+    def _bad(self, problem: str) -> SourceError:
+        return SourceError(f"{self._path}: byte {self._start + self._at}: {problem}; not a JSON object, or cut short")
 
 
 # ------------------------------------------------------------------------------
@@ -254,8 +254,8 @@ def _id(part: JsonPart, member: str, path: Path) -> int:
     return value
 
 
-def _bad(path: Path, part: JsonPart, what: str) -> SourceError:
-    return SourceError(f"{path}: byte {part.offset}: {part.member}: {what}")
+def _bad(path: Path, part: JsonPart, problem: str) -> SourceError:
+    return SourceError(f"{path}: byte {part.offset}: {part.member}: {problem}")
 
 
 class CocoSource(AnnotatedSource):
@@ -279,12 +279,12 @@ class CocoSource(AnnotatedSource):
         listing = SourceListing({}, {})
         self._files, self._keypoints, names = [], 0, dict[int, str]()
         has = {"image", "json"}
-        found = {}
+        splits = {}
         for part, paths in parts.items():
             images = self._read(part, paths, names, has, listing.warnings)
             if images is not None:
-                found[split_of[part]] = images
-        if not found:
+                splits[split_of[part]] = images
+        if not splits:
             raise SourceError(f"{self.root}: no images; {'; '.join(listing.warnings)}")
         self._classes = {number: place for place, number in enumerate(sorted(names))}
         listing.classes = tuple(names[number] for number in self._classes)
@@ -296,12 +296,12 @@ class CocoSource(AnnotatedSource):
                 f"{_MAX_CLASSES:,} and {_MAX_KEYPOINTS:,}"
             )
         listing.fields = self.fields = {name: kind for name, kind in _KINDS.items() if name in has}
-        wanted = wanted_split(split, found, str(self.root))
-        for name, images in found.items():
+        wanted = wanted_split(split, splits, str(self.root))
+        for name, images in splits.items():
             notes = images.locate(self._classes, self.root, self._files)
             if wanted in (None, name):
                 self.add(listing, str(name), self._samples(images, notes))
-        listing.left_out = self._unlisted([*found.values()])
+        listing.left_out = self._unlisted([*splits.values()])
         return listing
 
     def _read(
@@ -367,12 +367,12 @@ class CocoSource(AnnotatedSource):
         return [*below, self.root / "images", self.root]
 
     def _samples(self, images: _Part, notes: Sequence[Any]) -> Iterator[Any]:
-        for row, (name, its) in enumerate(zip(images.names, notes, strict=True)):
+        for row, (name, objects) in enumerate(zip(images.names, notes, strict=True)):
             times: list[int] = []
             file = self.file(os.path.join(images.folder, name), times)
             record = images.records[3 * row : 3 * row + 3].tolist()
-            place = (bool(images.known[row]), *record, *its.ravel().tolist())
-            yield {"image": name}, [file], place, record[2] + int(its[:, 2].sum()), times
+            place = (bool(images.known[row]), *record, *objects.ravel().tolist())
+            yield {"image": name}, [file], place, record[2] + int(objects[:, 2].sum()), times
 
     def file(self, path: str, stamps: list[int]) -> Any:
         return super().file(os.path.abspath(path), stamps)
@@ -435,8 +435,8 @@ class CocoSource(AnnotatedSource):
             points = np.full((len(records), self._keypoints, 2), np.nan)
             for row, record in enumerate(records):
                 keypoints = record.get("keypoints") or []
-                found = _numbers(keypoints, len(keypoints) // 3 * 3, "keypoints (x, y and v of each)")
-                triples = np.array(found).reshape(-1, 3)
+                numbers = _numbers(keypoints, len(keypoints) // 3 * 3, "keypoints (x, y and v of each)")
+                triples = np.array(numbers).reshape(-1, 3)
                 labelled = np.flatnonzero(triples[:, 2] > 0)
                 points[row, labelled] = triples[labelled, :2]
             values["points"] = grid.points(points)

@@ -75,13 +75,13 @@ class Targets:
             raise BadSampleError(f"its label is {value!r:.60}, expected a list")
         if self.classes:
             known = {name: number for number, name in enumerate(self.classes)}
-            found = np.zeros(len(self.classes), np.float32)
+            vector = np.zeros(len(self.classes), np.float32)
             for item in value if isinstance(value, list) else ():
                 number = known.get(item.strip(), -1) if isinstance(item, str) else item
-                if not isinstance(number, int) or not 0 <= number < len(found):
-                    raise BadSampleError(f"its label names {item!r:.60}, which is none of {len(found)} classes")
-                found[number] = 1
-            return bytes(encode_field("target", found))
+                if not isinstance(number, int) or not 0 <= number < len(vector):
+                    raise BadSampleError(f"its label names {item!r:.60}, which is none of {len(vector)} classes")
+                vector[number] = 1
+            return bytes(encode_field("target", vector))
         if self.length < 0 and means_none(value):
             value = math.nan
         try:
@@ -122,13 +122,13 @@ def _parsed(value: Any) -> Any:
 
 def _are_fractions(values: Sequence[Any]) -> bool:
     """Whether values are numbers with fractions, rather than class numbers with a mistake among them."""
-    given = [value for value in values if not means_none(value)]
+    present = [value for value in values if not means_none(value)]
     try:
-        numbers = [float(value) for value in given]
+        numbers = [float(value) for value in present]
     except (TypeError, ValueError):
         return False
     fractions = sum(not number.is_integer() for number in numbers)
-    return fractions > 0 and (all(isinstance(value, float) for value in given) or 2 * fractions > len(numbers))
+    return fractions > 0 and (all(isinstance(value, float) for value in present) or 2 * fractions > len(numbers))
 
 
 def _vectors(values: Iterable[tuple[int, Any]], table: Table) -> Targets:
@@ -208,26 +208,26 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
 
     Raises SourceError if there is no image, or no such label.
     """
-    images = [name for name, what in contents.items() if what == "image"]
+    images = [name for name, kind in contents.items() if kind == "image"]
     image = first_column(images, _IMAGE_COLUMNS) or next(iter(images), None)
     if image is None:
-        there = ", ".join(f"{name!r} ({what})" for name, what in contents.items())
+        there = ", ".join(f"{name!r} ({kind})" for name, kind in contents.items())
         raise SourceError(f"{where}: no column of images; it has {there or 'none'}")
     target = label if contents.get(label or "") in _TARGETS else None
     label = None if target else label
     if label is not None and contents.get(label) not in _NAMES:
-        what = "no column" if label not in contents else "neither numbers nor names in the column"
-        possible = [name for name, its in contents.items() if its in _NAMES]
+        problem = "no column" if label not in contents else "neither numbers nor names in the column"
+        possible = [name for name, content in contents.items() if content in _NAMES]
         raise SourceError(
-            f"{where}: {what} {label!r} (label_column={label!r}); labels could be in {', '.join(possible) or 'none'}"
+            f"{where}: {problem} {label!r} (label_column={label!r}); labels could be in {', '.join(possible) or 'none'}"
         )
     usual = (*LABEL_COLUMNS, *_MORE_LABELS)
     for kinds in () if target else (("class",), ("integer", "text")):
-        of_kind = [name for name, what in contents.items() if what in kinds]
+        of_kind = [name for name, kind in contents.items() if kind in kinds]
         label = label or first_column(of_kind, usual) or (of_kind[0] if kinds == ("class",) and of_kind else None)
     if label is None and target is None:
-        target = first_column([name for name, what in contents.items() if what == "number"], usual)
-    texts = [name for name, what in contents.items() if what in ("text", "texts") and name != label]
+        target = first_column([name for name, kind in contents.items() if kind == "number"], usual)
+    texts = [name for name, kind in contents.items() if kind in ("text", "texts") and name != label]
     caption = first_column(texts, CAPTION_COLUMNS)
     fields, columns = {"image": "image"}, {"image": image}
     if target is not None:
@@ -235,17 +235,17 @@ def choose_roles(contents: Mapping[str, str], label: str | None, where: object) 
     if caption is not None:
         fields["caption"], columns["caption"] = "text", caption
     metadata = []
-    for name, what in contents.items():
+    for name, kind in contents.items():
         if name in (image, label, caption, target):
             continue
-        if what not in _FIELD_KINDS:
+        if kind not in _FIELD_KINDS:
             metadata.append(name)
             continue
         field = field_named(name)
         if field in columns:
             both = f"{columns[field]!r} and {name!r}"
             raise SourceError(f"{where}: the columns {both} would both become the field {field!r}; rename one")
-        fields[field], columns[field] = _FIELD_KINDS[what], name
+        fields[field], columns[field] = _FIELD_KINDS[kind], name
     if metadata:
         fields["json"] = "json"
     return Roles(fields, columns, label, tuple(metadata), target and target_field(target))
@@ -323,7 +323,7 @@ class ColumnSource(FileSource):
     def list_files(self, split: str | None) -> SourceListing:
         parts = self.find(split)
         if self.split_column is not None:
-            parts = {_ROWS: [part for its in parts.values() for part in its]}
+            parts = {_ROWS: [part for group in parts.values() for part in group]}
         contents = self.contents()
         self._take_splits(contents)
         self.roles = roles = choose_roles(contents, self.label_column, self.root)
@@ -331,10 +331,10 @@ class ColumnSource(FileSource):
         listing = SourceListing({}, roles.fields, warnings=self.warnings(), shuffles=self.shuffles)
         listing.estimated = self.estimated
         columns = [name for name in dict.fromkeys((roles.label, self.split_column)) if name is not None]
-        read = {name: [self.read_rows(part, columns) for part in its] for name, its in parts.items()}
+        read = {name: [self.read_rows(part, columns) for part in group] for name, group in parts.items()}
         for name, rows in read.items():
             listing.splits[name] = self._split(name, rows)
-        every = [rows for its in read.values() for rows in its]
+        every = [rows for group in read.values() for rows in group]
         if roles.label is not None:
             self._number_labels(listing, [value for rows in every for value in rows.values[roles.label]])
         listing.classes = listing.classes or (self.targets.classes if self.targets else ())
@@ -349,7 +349,7 @@ class ColumnSource(FileSource):
         """Remove the column of splits from `contents`, unless it is the label. Raises SourceError."""
         name = self.split_column
         if name is not None and contents.get(name) not in _NAMES:
-            possible = ", ".join(name for name, what in contents.items() if what in _NAMES)
+            possible = ", ".join(name for name, content in contents.items() if content in _NAMES)
             raise SourceError(
                 f"{self.root}: no column {name!r} of names (split_column={name!r}); splits could be in "
                 f"{possible or 'none'}"

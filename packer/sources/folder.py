@@ -170,8 +170,8 @@ class TreePlaces(Sequence["tuple[str, int]"]):
         if not isinstance(index, slice):
             return self._files[index][:2]
         first, stop, step = index.indices(len(self))
-        found = zip(self._files.paths(first, stop), self._files.column(0)[first:stop].tolist(), strict=True)
-        return list(found)[::step]
+        pairs = zip(self._files.paths(first, stop), self._files.column(0)[first:stop].tolist(), strict=True)
+        return list(pairs)[::step]
 
     def take(self, indices: npt.NDArray[np.int64]) -> TreePlaces:
         return TreePlaces(self._files.take(indices))
@@ -306,8 +306,8 @@ def list_members(
     Raises SourceError if there are no members, or two with the same name, and the errors of `list_tree`.
     """
     if not members:
-        such = f"; {len(left_out)} left out, such as {left_out[0][0]!r}: {left_out[0][1]}" if left_out else ""
-        raise SourceError(f"{root}: no files found{such}")
+        detail = f"; {len(left_out)} left out, such as {left_out[0][0]!r}: {left_out[0][1]}" if left_out else ""
+        raise SourceError(f"{root}: no files found{detail}")
     names = set()
     for member in members:
         if member.name in names:
@@ -329,9 +329,11 @@ def _in_order(part: TreeListing, members: Sequence[ArchiveMember]) -> SplitListi
     """The split with its samples, and their places, in the order of the archive."""
     rows = np.asarray(part.part.files.rows, np.int64)
     order = np.argsort(rows)
-    found = part.take(order)
+    ordered = part.take(order)
     places = NumberPlaces(np.array([member.place for member in members], np.int64)[rows[order]])
-    return SplitListing(found.root, found.keys, found.labels, found.names, found.bytes, places, found.stamps)
+    return SplitListing(
+        ordered.root, ordered.keys, ordered.labels, ordered.names, ordered.bytes, places, ordered.stamps
+    )
 
 
 def _without_common_folder(members: list[ArchiveMember], left_out: list[tuple[str, str]]) -> list[ArchiveMember]:

@@ -69,20 +69,20 @@ def splits_of(root: Path) -> dict[str, list[Path]]:
     """
     if root.is_file():
         return {_of_name(root.stem) or split_of_name(root.name): [root]}
-    found: dict[str, list[HubFile]] = {}
+    configs: dict[str, list[HubFile]] = {}
     for path in parquet_files(root):
         config, file = _place(root, path)
-        found.setdefault(config, []).append(file)
-    if not found:
+        configs.setdefault(config, []).append(file)
+    if not configs:
         raise SourceError(f"{root}: no Parquet files")
-    if len(found) > 1:
-        folders = sorted(str(_folder_of(root, config)) for config in found)
+    if len(configs) > 1:
+        folders = sorted(str(_folder_of(root, config)) for config in configs)
         raise SourceError(
-            f"{root}: has {len(found)} data sets: {listed(sorted(found), 20)}; name the folder of one of them, "
+            f"{root}: has {len(configs)} data sets: {listed(sorted(configs), 20)}; name the folder of one of them, "
             f"for example  packer convert {quoted(folders[0])}"
         )
     splits: dict[str, list[HubFile]] = {}
-    for file in next(iter(found.values())):
+    for file in next(iter(configs.values())):
         splits.setdefault(file.split, []).append(file)
     return {name: _whole(root, name, files) for name, files in _ordered(splits).items()}
 
@@ -230,15 +230,15 @@ def content_of(name: str, kind: Any, feature: Any, where: object) -> str:
     """The kind of content of a column (`packer.sources.columns`), by its type and feature; "" if it is ignored."""
     import pyarrow as pa
 
-    what = feature.get("_type") if isinstance(feature, dict) else None
-    if what in ("Audio", "Video", "Pdf", "Nifti") or (_is_list(kind) and has_child(kind.value_type, "bytes")):
+    feature_type = feature.get("_type") if isinstance(feature, dict) else None
+    if feature_type in ("Audio", "Video", "Pdf", "Nifti") or (_is_list(kind) and has_child(kind.value_type, "bytes")):
         return ""
-    if has_child(kind, "bytes") or what == "Image":
+    if has_child(kind, "bytes") or feature_type == "Image":
         if _is_text(kind):
             raise SourceError(f"{where}: the column {name!r} has paths of images, not images; embed them")
         return "image"
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
-        return "class" if what == "ClassLabel" else "integer"
+        return "class" if feature_type == "ClassLabel" else "integer"
     if pa.types.is_floating(kind):
         return "number"
     if _is_text(kind):
@@ -305,10 +305,10 @@ class HuggingFaceSource(ColumnSource):
                 column.name: content_of(column.name, column.type, self._features.get(column.name), path)
                 for column in schema
             }
-            self._left = [name for name, what in contents.items() if not what]
-            contents = {name: what for name, what in contents.items() if what}
-            masks = [name for name, what in contents.items() if what == "image" and "mask" in name.lower()]
-            doubtful = [*masks, *(name for name, what in contents.items() if what == "bytes")]
+            self._left = [name for name, content in contents.items() if not content]
+            contents = {name: content for name, content in contents.items() if content}
+            masks = [name for name, content in contents.items() if content == "image" and "mask" in name.lower()]
+            doubtful = [*masks, *(name for name, content in contents.items() if content == "bytes")]
             batch: Any = next(batches_of(file, path, 0, doubtful), None) if doubtful and file.num_row_groups else None
             for name in doubtful if batch is not None and batch.num_rows else ():
                 value = _BinaryColumn(batch.column(name)).value(0)
@@ -411,8 +411,8 @@ class _Reader:
         column: Any = self._read.get(name)
         is_binary = kind in ("image", "mask", "file")
         if column is None:
-            found = self._batch.column(name)
-            column = _BinaryColumn(found) if is_binary else column_values(self._source.root, name, found)
+            array = self._batch.column(name)
+            column = _BinaryColumn(array) if is_binary else column_values(self._source.root, name, array)
             self._read[name] = column
         if not is_binary:
             return column[at]
@@ -420,8 +420,10 @@ class _Reader:
         if value is None and name == self._source.roles.columns["image"]:
             whole = column.column[at].as_py()
             path = whole.get("path") if isinstance(whole, dict) else None
-            what = f"has no bytes, only the path {path!r:.100}; embed the images (push_to_hub does, or save with bytes)"
-            raise BadSampleError(what if path else "has no image: the column is null")
+            fault = (
+                f"has no bytes, only the path {path!r:.100}; embed the images (push_to_hub does, or save with bytes)"
+            )
+            raise BadSampleError(fault if path else "has no image: the column is null")
         return value
 
 

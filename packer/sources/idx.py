@@ -140,12 +140,12 @@ def _header(path: Path, dimensions: int) -> tuple[str, tuple[int, ...], int]:
             f"{dimensions} dimensions"
         )
     shape = struct.unpack(f">{dimensions}I", head[4:])
-    size, found = len(head) + math.prod(shape), path.stat().st_size
-    if not compression and found != size:
-        raise SourceError(f"{path}: has {found:,} bytes, expected {size:,} for {list(shape)}: truncated?")
-    if compression and (compression != "gzip" or size > _MAX_RATIO * found):
+    size, file_bytes = len(head) + math.prod(shape), path.stat().st_size
+    if not compression and file_bytes != size:
+        raise SourceError(f"{path}: has {file_bytes:,} bytes, expected {size:,} for {list(shape)}: truncated?")
+    if compression and (compression != "gzip" or size > _MAX_RATIO * file_bytes):
         raise SourceError(
-            f"{path}: {found:,} bytes of {compression} claim {size:,}, more than gzip unpacks to; unpack it first"
+            f"{path}: {file_bytes:,} bytes of {compression} claim {size:,}, more than gzip unpacks to; unpack it first"
         )
     return compression, shape, len(head)
 

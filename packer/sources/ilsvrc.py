@@ -86,16 +86,16 @@ def read_solution(path: Path) -> dict[str, str]:
     table = open_table(path)
     if {_IMAGE, _CLASS} - {*table.columns}:
         raise SourceError(f"{path}: has the columns {', '.join(table.columns)}, expected {_IMAGE} and {_CLASS}")
-    found: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for line, row in table.rows():
         name, words = str(row[_IMAGE]), str(row[_CLASS]).split()
         if not words or not (words[0].isascii() and words[0].isalnum()):
             raise SourceError(
                 f"{table.where(line)}: {row[_CLASS]!r:.40} does not begin with a synset such as n03995372"
             )
-        if found.setdefault(name, words[0]) != words[0]:
+        if labels.setdefault(name, words[0]) != words[0]:
             raise SourceError(f"{table.where(line)}: {name!r} for the second time, with another class")
-    return found
+    return labels
 
 
 def read_kit(path: Path) -> dict[str, str]:
@@ -279,13 +279,13 @@ class _ReaderWithBoxes(FolderReader):
             return image, *self._boxes(image, data)
 
     def _boxes(self, image: Buffer, data: bytes) -> tuple[Buffer, Buffer]:
-        found, grid = parse_objects(data), grid_of(image, None)
-        unknown = next((name for name in found.names if name not in self._classes), None)
+        objects, grid = parse_objects(data), grid_of(image, None)
+        unknown = next((name for name in objects.names if name not in self._classes), None)
         if unknown is not None:
             raise BadSampleError(f"an object of the class {unknown!r}, which no folder and no line has")
-        height, width = found.size or (grid.height, grid.width)
-        corners = found.corners.reshape(-1, 2, 2) * (grid.width / width, grid.height / height)
+        height, width = objects.size or (grid.height, grid.width)
+        corners = objects.corners.reshape(-1, 2, 2) * (grid.width / width, grid.height / height)
         corners = np.clip(corners, 0, (grid.width, grid.height))
         boxes = grid.boxes(np.concatenate([corners.min(1), corners.max(1)], 1))
-        labels = np.array([self._classes[name] for name in found.names], np.int64)
+        labels = np.array([self._classes[name] for name in objects.names], np.int64)
         return encode_field("boxes", boxes), encode_field("array", labels)

@@ -198,7 +198,9 @@ def main_named(fields: Mapping[str, str], where: object) -> MainField | None:
     name, _, kind = name.partition(":")
     suffixes = tuple(suffix.lower().split(","))
     if more or not all(suffix[:1] == "." and suffix[1:] for suffix in suffixes):
-        raise SourceError(f"{where}: of a folder one field is named by how its files end: --field cloud:file=.las,.laz")
+        raise SourceError(
+            f"{where}: a folder takes one field, with the extensions of its files: --field cloud:file=.las,.laz"
+        )
     if not is_field_name(name) or kind not in ("array", "file", "text", "json", ""):
         raise SourceError(
             f"{where}: the field of a folder is NAME:array, NAME:file, NAME:text or NAME:json, not {name!r}"
@@ -217,16 +219,16 @@ def splits_of_arrays(names: Iterator[str] | list[str]) -> dict[str, tuple[str, s
 
     `images` and `labels`, `x` and `y`, with the split before or after: train_images, x_train.
     """
-    found: dict[str, dict[str, str]] = {}
+    arrays: dict[str, dict[str, str]] = {}
     for name in names:
         words = [word for word in re.split(r"[_\-. ]", name.lower()) if word]
         split = next((_ARRAY_SPLITS[word] for word in words if word in _ARRAY_SPLITS), "")
         rest = "_".join(word for word in words if word not in _ARRAY_SPLITS)
         for kind, known in (("images", _ARRAY_IMAGES), ("labels", _ARRAY_LABELS)):
             if rest in known:
-                found.setdefault(split, {}).setdefault(kind, name)
-    order = [split for split in ("", *dict.fromkeys(_ARRAY_SPLITS.values())) if "images" in found.get(split, ())]
-    return {split: (found[split]["images"], found[split].get("labels", "")) for split in order}
+                arrays.setdefault(split, {}).setdefault(kind, name)
+    order = [split for split in ("", *dict.fromkeys(_ARRAY_SPLITS.values())) if "images" in arrays.get(split, ())]
+    return {split: (arrays[split]["images"], arrays[split].get("labels", "")) for split in order}
 
 
 def is_arrays(root: Path) -> bool:
@@ -376,16 +378,16 @@ _BRANCHES_LOOKED_AT = 1000
 
 def coco_files(root: Path) -> dict[str, dict[str, Path]]:
     """The annotation files of COCO below a directory: part -> kind -> path; empty if there are none."""
-    found: dict[str, dict[str, Path]] = {}
+    by_part: dict[str, dict[str, Path]] = {}
     for name in first_names(root / "annotations", None):
         match = COCO_NAME.fullmatch(name)
         if match is not None:
-            found.setdefault(match[2], {})[match[1]] = root / "annotations" / name
-    found = {part: {kind: kinds[kind] for kind in COCO_KINDS if kind in kinds} for part, kinds in found.items()}
+            by_part.setdefault(match[2], {})[match[1]] = root / "annotations" / name
+    by_part = {part: {kind: kinds[kind] for kind in COCO_KINDS if kind in kinds} for part, kinds in by_part.items()}
     for part in SPLIT_NAMES:
         if (root / part / ROBOFLOW).exists():
-            found.setdefault(part, {})["annotations"] = root / part / ROBOFLOW
-    return found
+            by_part.setdefault(part, {})["annotations"] = root / part / ROBOFLOW
+    return by_part
 
 
 def is_coco(root: Path) -> bool:
@@ -462,8 +464,8 @@ def find_solution(root: Path) -> Path | None:
 def ilsvrc_tars(root: Path) -> dict[str, Path]:
     """The archives of ILSVRC in a directory: split -> path; empty if there are none."""
     matches = filter(None, (_TAR.fullmatch(entry.name) for entry in entries_of(root)))
-    found = {match[1]: root / match[0] for match in sorted(matches, key=lambda match: match[0])}
-    return {split: found[split] for split in ("train", "val", "test") if split in found}
+    tars = {match[1]: root / match[0] for match in sorted(matches, key=lambda match: match[0])}
+    return {split: tars[split] for split in ("train", "val", "test") if split in tars}
 
 
 def is_shards(root: Path) -> bool:
@@ -562,11 +564,11 @@ def check_layout(
     whole: `splits` has all splits of the tree, so that missing classes can be reported. is_sample: by file name.
     """
     folders = _folders(files)
-    found = _known(folders, classes) or _pairs(folders, splits) or _tiny_imagenet(splits, classes)
-    if found is not None:
-        what, folder, *split = found
+    hint = _known(folders, classes) or _pairs(folders, splits) or _tiny_imagenet(splits, classes)
+    if hint is not None:
+        problem, folder, *split = hint
         raise SourceError(
-            f"{where}: {what}; {_command(where, folder, *split)}; to use its folders as classes anyway, pass  "
+            f"{where}: {problem}; {_command(where, folder, *split)}; to use its folders as classes anyway, pass  "
             f"layout='tree'"
         )
     images = {
@@ -597,12 +599,12 @@ def _command(where: str, folder: str, split: str = "") -> str:
 
 def _folders(files: TreeFiles) -> set[str]:
     """Every folder that has a file or a folder; "" is the root."""
-    found: set[str] = {""}
+    folders: set[str] = {""}
     for folder in TreeSplit("", files, np.empty(0, np.int32)).folders():
-        while folder not in found:
-            found.add(folder)
+        while folder not in folders:
+            folders.add(folder)
             folder = folder.rpartition("/")[0]
-    return found
+    return folders
 
 
 Found: TypeAlias = "tuple[str, ...] | None"  # what the tree looks like, the folder to convert, and its split
@@ -616,10 +618,10 @@ def _known(folders: set[str], classes: Sequence[str]) -> Found:
         beside = {name for name in names if f"{above}/{name}".lstrip("/") in folders}
         year = _YEAR.fullmatch(base)
         if f"/{folder}".endswith("/Data/CLS-LOC"):
-            what = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
-            return what, above.rpartition("/")[0]
+            problem = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
+            return problem, above.rpartition("/")[0]
         if year and "annotations" in beside:
-            return f"holds COCO ({base}), with several labels an image, in JSON files", above
+            return f"holds COCO ({base}), with several labels per image, in JSON files", above
         if year and base in classes:
             return f"looks like COCO ({base}) without its annotations; for the images alone", folder, year[1]
         if base == "JPEGImages" and beside & {"Annotations", "ImageSets"}:
@@ -650,8 +652,10 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Found:
 
 def _tiny_imagenet(splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     tops = {name: _tops(part) for name, part in splits.items()}
-    whole = next((name for name, its in tops.items() if len(its) > 1), None)
-    one = next((name for name, its in tops.items() if len(its) == 1 and its[0].lower() in _PICTURES), None)
+    whole = next((name for name, subfolders in tops.items() if len(subfolders) > 1), None)
+    one = next(
+        (name for name, subfolders in tops.items() if len(subfolders) == 1 and subfolders[0].lower() in _PICTURES), None
+    )
     if whole is None or one is None or len(classes) < 3:
         return None
     folder = f"{splits[one].root}/{tops[one][0]}"
@@ -671,23 +675,23 @@ def _warnings(
     where: str,
     whole: bool,
 ) -> Iterable[str]:
-    unlabelled = {name: int((its < 0).sum()) for name, its in labels.items()}
+    unlabelled = {name: int((numbers < 0).sum()) for name, numbers in labels.items()}
     labelled = sum(map(len, labels.values())) - sum(unlabelled.values())
     if len(classes) == 1 and labelled:
         folder = next(Path(part.root, classes[0]) for part in splits.values())
         yield f"{ONE_CLASS}, {classes[0]!r}; if that folder is not a class, {_command(where, str(folder))}"
     strange = [name for name in classes if name.lower() in (*_PICTURES, *_COMPANIONS)]
     if strange and len(classes) > 1:
-        yield f"taken for classes: {_listed(strange)}; layout='tree'  says that they are"
+        yield f"folders taken as classes: {_listed(strange)}; if they are classes, pass  layout='tree'"
     for name, count in unlabelled.items() if labelled else ():
         if count == len(labels[name]) > 0:
-            yield f"no image of {name} has a label (they are in no folder of a class), but those of others have"
+            yield f"no image of {name} has a label (none is in a class folder), but images of other splits have"
         elif count:
-            yield f"{plural(count, 'image')} of {name} right under its folder, without a label, next to labelled ones"
-    used = {label for its in labels.values() for label in _used(its)}
+            yield f"{plural(count, 'image')} of {name} directly in its folder without a label, next to labelled ones"
+    used = {label for numbers in labels.values() for label in _used(numbers)}
     empty = [name for label, name in enumerate(classes) if label not in used]
     if used and empty and whole:
-        yield f"classes without a file named like an image: {_listed(empty)}; they count as labels anyway"
+        yield f"classes without a file named like an image: {_listed(empty)}; they still get label numbers"
     yield from lacking_in_train(labels, classes)
 
 
@@ -700,23 +704,23 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
     if table is not None:
         command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
         what = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
-        yield f"{table!r} is a table that is not read; if it has the labels of the images, {what}"
+        yield f"{table!r} is a table, which is not read; if it has the labels of the images, {what}"
     beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
     images = (path for part in splits.values() for path in part.files.paths()) if beside else ()
     named = [beside[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in beside]
     if named:
         yield (
-            f"{plural(len(named), 'file')} called like the image beside it, such as {named[0]!r}, left out: to read "
-            f"boxes of YOLO put classes.txt there; of captions write a table for --field caption:text=COLUMN"
+            f"{plural(len(named), 'file')} left out, named like an image in the same folder, such as {named[0]!r}: to "
+            f"read boxes of YOLO add classes.txt; for captions write a table, and use --field caption:text=COLUMN"
         )
 
 
 def lacking_in_train(labels: Mapping[str, npt.NDArray[Any]], classes: Sequence[str]) -> Iterable[str]:
     """Warnings about classes that only other splits have. labels: by split."""
-    found = {name: set(_used(its)) for name, its in labels.items()}
-    if found.get("train"):
-        for name, here in found.items():
-            new = [classes[label] for label in sorted(here - found["train"])]
+    used = {name: set(_used(numbers)) for name, numbers in labels.items()}
+    if used.get("train"):
+        for name, own in used.items():
+            new = [classes[label] for label in sorted(own - used["train"])]
             if new:
                 yield f"classes of {name}{LACKING}{_listed(new)}"
 

@@ -170,7 +170,7 @@ def _values(transaction: Any, environment: Any, left_out: list[tuple[str, str]])
         if is_value:
             yield key, value
         else:
-            left_out.append((_text(key), "a database in the environment, or a key of several values"))
+            left_out.append((_text(key), "a nested database, or a key with several values"))
 
 
 def _text(key: bytes) -> str:

@@ -108,8 +108,8 @@ class ManifestSource(FileSource):
         listing = ManifestListing(table, columns, self.folder, split).listing()
         if columns.label is None and columns.metadata:
             listing.warnings.append(
-                f"{self.root}: no column is called label or the like, so no image has a label; it has "
-                f"{listed([*map(repr, columns.metadata)], 20)}: name the one with labels with  label_column='COLUMN'"
+                f"{self.root}: no column is called label, class, target, …, so no image has a label; it has "
+                f"{listed([*map(repr, columns.metadata)], 20)}: if one holds labels, pass  label_column='COLUMN'"
             )
         return listing
 
@@ -160,12 +160,12 @@ class ManifestListing:
 
     def _dtype_of(self, column: str) -> np.dtype[Any]:
         """The common dtype of all arrays in a column, whose numbers may be whole in some rows; int64 without any."""
-        found: set[np.dtype[Any]] = set()
+        dtypes: set[np.dtype[Any]] = set()
         for _, row in self._table.rows():
             with suppress(ValueError, TypeError, RecursionError):  # the row is named when it is added
                 values = np.asarray(_parsed(row.get(column)))
-                found |= {values.dtype} if values.size and values.dtype.kind in "biuf" else set()
-        return np.result_type(*found) if found else np.dtype(np.int64)
+                dtypes |= {values.dtype} if values.size and values.dtype.kind in "biuf" else set()
+        return np.result_type(*dtypes) if dtypes else np.dtype(np.int64)
 
     def listing(self) -> SourceListing:
         labels: list[Any] = []

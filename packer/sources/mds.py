@@ -216,7 +216,7 @@ def bounds_of(file: ByteFile, shard: MdsShard) -> npt.NDArray[np.int64]:
     if numbers[0] != shard.samples:
         raise SourceError(f"{shard.raw.path}: has {numbers[0]:,} samples, but index.json says {shard.samples:,}")
     if offsets[0] < ends or offsets[-1] > shard.raw.bytes or (np.diff(offsets) < 0).any():
-        raise SourceError(f"{shard.raw.path}: its offsets lead outside of it, or fall: damaged")
+        raise SourceError(f"{shard.raw.path}: its offsets fall, or lead beyond its end: damaged")
     return np.stack((offsets[:-1], offsets[1:]), axis=1)
 
 
@@ -233,7 +233,7 @@ def _compare(file: _File) -> None:
             while data := opened.read(1 << 20):
                 digest.update(data)
         if digest.hexdigest() != file.hashes[name]:
-            raise SourceError(f"{file.path}: its {name} is not that in index.json: damaged; download it again")
+            raise SourceError(f"{file.path}: its {name} differs from index.json: damaged; download it again")
 
 
 class MdsSource(ColumnSource):
@@ -258,17 +258,17 @@ class MdsSource(ColumnSource):
             if size != shard.file.bytes:
                 raise SourceError(f"{shard.file.path}: has {size:,} bytes, but its index says {shard.file.bytes:,}")
             if shard.columns != self.shards[0].columns:
-                raise SourceError(f"{shard.raw.path}: has other columns than the shards before")
+                raise SourceError(f"{shard.raw.path}: has other columns than earlier shards")
         return parts
 
     def contents(self) -> dict[str, str]:
         contents: dict[str, str] = {}
         for column in self.shards[0].columns:
             if column.kind not in _CONTENTS:
-                why = "is pickled, and unpickling runs what a file says" if column.kind == "pkl" else "is not known"
+                why = "is pickled, and unpickling could run any code" if column.kind == "pkl" else "is not known"
                 raise SourceError(
                     f"{self.root}: the column {column.name!r} has the encoding {column.encoding!r:.40}, which {why}; "
-                    f"write the set again with another one for it, such as json or ndarray"
+                    f"write the set again with another encoding, such as json or ndarray"
                 )
             contents[column.name] = _CONTENTS[column.kind]
         shard = next((shard for shard in self.shards if shard.samples), None)

@@ -155,7 +155,9 @@ class NumpySource(PixelSource):
             raise SourceError(f"{self.root}: {len(entries)} members, expected at most {_MAX_MEMBERS}, each name once")
         for entry in entries:
             if entry.compress_type not in (ZIP_STORED, ZIP_DEFLATED) or entry.flag_bits & 1:
-                raise SourceError(f"{self.root}: {entry.filename!r} is encrypted, or packed otherwise than by deflate")
+                raise SourceError(
+                    f"{self.root}: {entry.filename!r} is encrypted, or compressed by another method than deflate"
+                )
             if entry.file_size > _MAX_RATIO * max(1, min(entry.compress_size, size)):
                 raise SourceError(
                     f"{self.root}: {entry.filename!r} claims {entry.file_size:,} bytes, more than "
@@ -175,7 +177,7 @@ class NumpySource(PixelSource):
             width = 2 if head[6] == 1 else 4
             length = int.from_bytes(head[8 : 8 + width], "little")
             if head[:6] != b"\x93NUMPY" or head[6] not in (1, 2, 3) or length > _MAX_HEADER_BYTES:
-                raise SourceError(f"{array.name}: not an array of NumPy, or claims a header of {length:,} bytes")
+                raise SourceError(f"{array.name}: not a NumPy array, or claims a header of {length:,} bytes")
             text = io.BytesIO(file.read(8, width + length))
         read = np.lib.format.read_array_header_1_0 if head[6] == 1 else np.lib.format.read_array_header_2_0
         with refusing(array.name, "has a header that cannot be read"):
@@ -184,14 +186,14 @@ class NumpySource(PixelSource):
             except (SyntaxError, MemoryError, tokenize.TokenError) as error:  # of Python's own parser
                 raise ValueError(str(error)) from error
         if dtype.hasobject or dtype.names:
-            raise SourceError(f"{array.name}: holds objects, which are pickled, and are not read; save numbers")
+            raise SourceError(f"{array.name}: holds pickled objects, which are not read; save numbers")
         if is_fortran and len(shape) > 1:
-            raise SourceError(f"{array.name}: is in the order of Fortran; save  numpy.ascontiguousarray(x)")
+            raise SourceError(f"{array.name}: is in Fortran order; save  numpy.ascontiguousarray(x)")
         array = array._replace(dtype=dtype, shape=tuple(shape), start=8 + width + length)
         size = array.start + math.prod(shape) * dtype.itemsize
-        found = self._sizes[name] if array.member else array.path.stat().st_size
-        if found < size:
-            raise SourceError(f"{array.name}: has {found:,} bytes, expected {size:,} for {list(shape)}: truncated?")
+        available = self._sizes[name] if array.member else array.path.stat().st_size
+        if available < size:
+            raise SourceError(f"{array.name}: has {available:,} bytes, expected {size:,} for {list(shape)}: truncated?")
         return array
 
     def _read_labels(self, array: _Array, count: int) -> list[Any]:

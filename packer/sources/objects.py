@@ -197,7 +197,7 @@ def _header_of(image: Buffer) -> ImageHeader:
 def outline_pixels(outline: Floats, grid: Grid) -> Pixels:
     """The pixels inside a closed outline [n, 2], bool [height, width]. Raises BadSampleError for an invalid outline."""
     if len(outline) < 3 or not (np.abs(outline) <= _MAX_COORDINATE).all():
-        raise BadSampleError(f"an outline of {len(outline)} points is none, or far outside of the image")
+        raise BadSampleError(f"an outline of {len(outline)} points has under 3, or lies far outside the image")
     x, y = outline[:, 0] - 0.5, outline[:, 1] - 0.5  # puts the centres of pixels at whole numbers
     next_x, next_y = np.roll(x, -1), np.roll(y, -1)
     bounds = np.ceil([np.minimum(y, next_y), np.maximum(y, next_y)])
@@ -242,7 +242,7 @@ def decode_counts(text: str) -> list[int]:
     for letter in text.encode("latin-1", "replace"):
         bits = letter - 48
         if not 0 <= bits < 64 or shift > 30:
-            raise BadSampleError("a mask of runs has letters that are none of its text: damaged")
+            raise BadSampleError("a mask of runs has invalid letters: damaged")
         value |= (bits & 31) << shift
         shift += 5
         if not bits & 32:
@@ -308,7 +308,7 @@ def parse_objects(data: bytes) -> XmlObjects:
     for item in objects:
         name, box = (item.get("name"), item.get("bndbox")) if isinstance(item, dict) else (None, None)
         if not isinstance(name, str) or not name or not isinstance(box, dict):
-            raise BadSampleError("an object has no name, or not one bndbox")
+            raise BadSampleError("an object has no name, or not exactly one bndbox")
         names.append(name)
         corners.append([_number(box.get(corner), corner) for corner in _CORNERS])
     size = record.get("size")

@@ -90,7 +90,7 @@ class PackedReader:
             if reader is None:
                 opened = readers.open(self._root, self._splits[split], verify=True)
                 reader = self._readers[split] = self._opened.enter_context(opened)
-            found = [reader.read(index, field) if reader.has(index, field) else None for field in reader.fields]
+            payloads = [reader.read(index, field) if reader.has(index, field) else None for field in reader.fields]
         except DamagedSampleError as error:
             raise BadSampleError(str(error)) from error
         except StaleIndexError as error:
@@ -98,5 +98,5 @@ class PackedReader:
         kinds = reader.kinds
         return [
             png_of(decode_image(data)) if data is not None and kinds[field] == PIXELS and not self._raw else data
-            for field, data in zip(reader.fields, found, strict=True)
+            for field, data in zip(reader.fields, payloads, strict=True)
         ]

@@ -175,7 +175,7 @@ class ZipMember(ByteFile):
         with refusing(self._where, "damaged or truncated"):
             if self._file.seek(offset) == offset and self._file.readinto(target) == len(target):  # type: ignore[attr-defined]
                 return
-        raise SourceError(f"{self._where}: ends before its array does: damaged or truncated")
+        raise SourceError(f"{self._where}: ends inside its array: damaged or truncated")
 
     def close(self) -> None:
         self._file.close()

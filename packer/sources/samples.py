@@ -116,7 +116,7 @@ class SampleForm:
                 kinds[name] = TARGET
         labels = [name for name, kind in kinds.items() if kind in (LABEL, TARGET)]
         if len(labels) > 1:
-            raise SourceError(f"a sample has one label, but {', '.join(labels)} are called one; drop all but one")
+            raise SourceError(f"a sample has one label, but {', '.join(labels)} are labels; drop all but one")
         images = [name for name, kind in kinds.items() if kind == "image"]
         others = [(name, kind) for name, kind in kinds.items() if name.lower() not in _IMAGES]
         mains = images or [name for main in _MAINS for name, kind in others if kind == main]
@@ -130,7 +130,9 @@ class SampleForm:
                 members[name] = (_field_of(name, kind), kind)
         rest = tuple(name for name, kind in kinds.items() if kind == "json" and fields is None)
         if rest and "json" in [field for field, _ in members.values()]:
-            raise SourceError("a member called json is no JSON, and others are; say what each is with  fields=")
+            raise SourceError(
+                "the member json is not JSON, but other members are; state the kind of each with  fields="
+            )
         if len({field for field, _ in members.values()}) < len(members):
             raise SourceError(f"two members would be the same field: {', '.join(members)}; rename or drop one")
         classed = next((name for name in labels if kinds[name] == LABEL), "")
@@ -146,12 +148,14 @@ class SampleForm:
     @property
     def warnings(self) -> list[str]:
         """Warnings about members that `fields` does not mention, and about those it names that no sample has."""
-        found = []
+        messages = []
         if self.unnamed:
-            found.append(f"fields= does not name {listed(self.unnamed)}, so that is left out ('drop' says so)")
+            messages.append(
+                f"fields= does not name {listed(self.unnamed)}, so it is left out; 'drop' makes that explicit"
+            )
         if self.unseen:
-            found.append(f"fields= names {listed(self.unseen)}, which no sample has that was looked at")
-        return found
+            messages.append(f"fields= names {listed(self.unseen)}, which none of the examined samples has")
+        return messages
 
     def payloads(self, sample: Any) -> list[Buffer | None]:
         """The bytes of each field, in the order of `fields`; None for a member that is missing or None.
@@ -160,7 +164,7 @@ class SampleForm:
         """
         values = _members(sample)
         self._check_known(values)
-        found = [
+        encoded = [
             self._target(values.get(name)) if kind == TARGET else _payload(name, kind, values.get(name))
             for name, (_, kind) in self.members.items()
         ]
@@ -172,10 +176,10 @@ class SampleForm:
                 )
         if self.rest:
             kept = {name: _plain(values[name]) for name in self.rest if values.get(name) is not None}
-            found.append(encode_field("json", kept) if kept else None)
-        if found[0] is None:
+            encoded.append(encode_field("json", kept) if kept else None)
+        if encoded[0] is None:
             raise BadSampleError(f"has no {next(iter(self.fields))}")
-        return found
+        return encoded
 
     def _check_known(self, values: Mapping[str, Any]) -> None:
         for name, value in () if self.is_named else values.items():
@@ -184,19 +188,23 @@ class SampleForm:
             if name not in self.rest:
                 what = f"has no field {name!r}; it has {', '.join((*self.members, *self.rest))}"
             elif hasattr(value, "__array__") and len(getattr(value, "shape", "")):
-                what = f"has an array as {name!r}, which the samples before have as JSON"
+                what = f"has an array as {name!r}, which is JSON in earlier samples"
             else:
                 continue
             known = {*self.members, self.label, *self.rest}
-            others = {its: _kind(its, found) for its, found in values.items() if its not in known and found is not None}
+            others = {
+                other: _kind(other, content)
+                for other, content in values.items()
+                if other not in known and content is not None
+            }
             raise SourceError(
-                f"{what}. Fields are made for what the first samples hold; say what every member is with  "
+                f"{what}. The first samples decide the fields; state the kind of every member with  "
                 f"fields={self._named(others | {name: _kind(name, value)})!r}  (or 'drop')"
             )
 
     def _named(self, others: Mapping[str, str]) -> dict[str, str]:
         """This form as a value of `fields`, updated with further members or other kinds."""
-        kinds = {member: its for member, (_, its) in self.members.items()}
+        kinds = {member: kind for member, (_, kind) in self.members.items()}
         return kinds | ({self.label: LABEL} if self.label else {}) | dict.fromkeys(self.rest, "json") | dict(others)
 
     @property
@@ -207,7 +215,7 @@ class SampleForm:
     def _target(self, value: Any) -> bytes:
         """The bytes of the field `target`. Raises BadSampleError."""
         if value is None:
-            raise BadSampleError("has no label, and others have")
+            raise BadSampleError("has no label, but others have")
         if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value) and self.classes:
             return Targets(len(self.classes), classes=self.classes).payload(value)
         return bytes(_payload(TARGET, TARGET, value) or b"")
@@ -229,7 +237,7 @@ class SampleForm:
         number = _as_number(label)
         limit = len(self.classes) or _MAX_LABEL
         if number is None or not NO_LABEL <= number < limit:
-            other = f"; where labels are no class numbers, say so with  fields={{…, {self.label or LABEL!r}: 'target'}}"
+            other = f"; for labels that are not class numbers pass  fields={{…, {self.label or LABEL!r}: 'target'}}"
             raise BadSampleError(
                 f"its label is {label!r:.80}, expected a whole number from 0 to {limit - 1}, or -1 for none"
                 f"{other if number is None else ''}"
@@ -241,7 +249,7 @@ class SampleForm:
 def _members(sample: Any) -> Mapping[str, Any]:
     if isinstance(sample, Mapping):
         if not all(isinstance(name, str) for name in sample):
-            raise BadSampleError(f"is a dictionary with other keys than names: {list(sample)!r:.80}")
+            raise BadSampleError(f"is a dictionary whose keys are not all text: {list(sample)!r:.80}")
         return sample
     if isinstance(sample, tuple | list):
         return {str(number): value for number, value in enumerate(sample)}
@@ -250,18 +258,18 @@ def _members(sample: Any) -> Mapping[str, Any]:
 
 def _first_values(samples: Sequence[Any]) -> dict[str, Any]:
     """The first value of each member that is not None. Raises BadSampleError if none of these is a sample."""
-    found: dict[str, Any] = {}
+    first: dict[str, Any] = {}
     error = None
     for sample in samples:
         try:
             for name, value in _members(sample).items():
-                if found.get(name) is None:
-                    found[name] = value
+                if first.get(name) is None:
+                    first[name] = value
         except BadSampleError as its:  # reported when the sample is packed
             error = error or its
-    if error is not None and not found:
+    if error is not None and not first:
         raise error
-    return found
+    return first
 
 
 def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, str]:
@@ -433,7 +441,7 @@ def _mask(value: Any) -> Any:
         whole = array.astype(np.int64)
     if not np.array_equal(whole, array):
         raise BadSampleError(
-            "a mask is of whole numbers; as  fields={…, 'mask': 'array'}  it is packed as it is, and does not follow "
+            "a mask has whole numbers; as  fields={…, 'mask': 'array'}  it is packed unchanged, and does not follow "
             "flips and crops"
         )
     return whole
@@ -450,7 +458,7 @@ def _file(path: str) -> bytes:
         data = read_regular(path, _MAX_FILE_BYTES)
     except (OSError, ValueError) as error:
         raise BadSampleError(
-            f"names the file {path!r:.200}, which cannot be read: {error}; hand its bytes out"
+            f"names the file {path!r:.200}, which cannot be read: {error}; return its bytes instead"
         ) from error
     if not sniff(data):
         raise BadSampleError(f"names the file {path!r:.200}, which is not an image")
@@ -552,15 +560,15 @@ class DatasetSource:
 
     def _examined(self, count: int) -> Sequence[tuple[int, Any]]:
         """(number, sample) of samples spread over the data set; those that cannot be read are left to the worker."""
-        found = []
+        examined = []
         for number in np.unique(np.linspace(0, count - 1, EXAMINED).astype(np.int64)).tolist():
             try:
-                found.append((number, self._sample(number)))
+                examined.append((number, self._sample(number)))
             except BadSampleError as error:
                 last = error
-        if not found:
+        if not examined:
             raise SourceError(f"{self.title}: sample 0, and others: {last}") from last
-        return found
+        return examined
 
     @contextmanager
     def open(self) -> Iterator[_SampleReader]:

@@ -69,7 +69,7 @@ class SeveralSources:
                 if fields.setdefault(name, kind) != kind:
                     raise SourceError(
                         f"{source.title}: the field {name!r} is {kind}, that of the sources before is {fields[name]}; "
-                        f"name it otherwise"
+                        f"give it another name"
                     )
         self._fields = [
             [list(listing.fields).index(name) if name in listing.fields else -1 for name in fields]
@@ -92,8 +92,8 @@ class SeveralSources:
             estimated=any(listing.estimated for listing in listings),
             max_workers=min((one.max_workers for one in listings if one.max_workers is not None), default=None),
         )
-        for name, found in parts.items():
-            joined.splits[name] = self._join(found, numbers, len(fields))
+        for name, members in parts.items():
+            joined.splits[name] = self._join(members, numbers, len(fields))
         others = [warning for warning in joined.warnings if LACKING not in warning]
         if len(others) < len(joined.warnings):  # one source may have what another lacks
             labels = {name: part.labels for name, part in joined.splits.items()}
@@ -108,7 +108,7 @@ class SeveralSources:
                 options = {name: value for name, value in vars(source).items() if name not in ("root", "file")}
                 place = os.path.realpath(source.root), type(source), repr(sorted(options.items()))
                 if place in seen:
-                    raise SourceError(f"{source.title}: is given twice, so that the set would have each sample twice")
+                    raise SourceError(f"{source.title}: is given twice, which would repeat every sample")
                 seen.add(place)
 
     def _unify(self, listings: Sequence[SourceListing]) -> tuple[str, ...]:
@@ -121,8 +121,8 @@ class SeveralSources:
             for source, listing, has_labels in zip(self._sources, listings, labelled, strict=True):
                 if has_labels and not listing.classes:
                     raise SourceError(
-                        f"{source.title}: its labels are numbers, those of another source have names, so that the "
-                        f"classes cannot be unified; give it names first, as in a .csv"
+                        f"{source.title}: its labels are numbers, but those of another source have names, so the "
+                        f"classes cannot be joined; give it class names first, as in a .csv"
                     )
         return tuple(dict.fromkeys(chain.from_iterable(listing.classes for listing in listings)))
 
@@ -200,9 +200,9 @@ class _JoinedPlaces(Sequence[Any]):
         which, inside = self._which[indices], self._inside[indices].copy()
         parts = []
         for number, (source, places) in enumerate(self._parts):
-            mine = np.flatnonzero(which == number)
-            parts.append((source, places.take(inside[mine])))
-            inside[mine] = np.arange(len(mine))
+            of_source = np.flatnonzero(which == number)
+            parts.append((source, places.take(inside[of_source])))
+            inside[of_source] = np.arange(len(of_source))
         return _JoinedPlaces(parts, which, inside)
 
 
@@ -229,7 +229,7 @@ class _Reader:
         return b"" if payload is None else bytes(payload[:HEAD_BYTES])
 
     def expect(self, places: Sequence[tuple[int, Any]]) -> None:
-        """Tell the readers that fetch samples ahead which of theirs come next."""
+        """Announce the next samples to the readers that fetch ahead."""
         for number in {number for number, _ in places}:
             reader = self._reader(number)
             if isinstance(reader, AheadReader):
@@ -241,5 +241,5 @@ class _Reader:
             source = self._sources[number]
             reader = self._readers[number] = self._opened.enter_context(source.open())
             if isinstance(reader, LabellingReader):
-                raise SourceError(f"{source.title}: hands out its labels with its samples; convert it by itself")
+                raise SourceError(f"{source.title}: its labels come with its samples; convert it separately")
         return reader

@@ -133,13 +133,13 @@ class ClassNames:
 
 def classes_in_order(names: Mapping[int, str]) -> tuple[tuple[str, ...], str]:
     """(class names of all labels from 0 on, reason). If there is a reason to leave them out, they are ()."""
-    found = tuple(names[label] for label in sorted(names))
-    missing = next((label for label in range(len(found)) if label not in names), None)
+    classes = tuple(names[label] for label in sorted(names))
+    missing = next((label for label in range(len(classes)) if label not in names), None)
     if missing is not None:
         return (), f"the shards have none for label {missing}"
-    if len(set(found)) < len(found):
-        return (), f"two labels are called {next(name for name in found if found.count(name) > 1)!r}"
-    return found, ""
+    if len(set(classes)) < len(classes):
+        return (), f"two labels are called {next(name for name in classes if classes.count(name) > 1)!r}"
+    return classes, ""
 
 
 class ShardFile:
@@ -173,15 +173,15 @@ class ShardFile:
 
 def _list_shards(files: Sequence[tuple[str, ShardFile]], where: Path, options: LocateOptions) -> SourceListing:
     """The listing of shards. files: (split of the samples that state none, shard). Raises SourceError."""
-    found = _Samples(where)
+    samples = _Samples(where)
     for split, file in files:
-        found.begin(file.path, split)
+        samples.begin(file.path, split)
         try:
             for sample in file.samples(options):
-                found.add(sample)
+                samples.add(sample)
         except FormatError as error:
             raise SourceError(str(error)) from error
-    listing = found.listing()
+    listing = samples.listing()
     listing.shuffles = not any(file.compression for _, file in files)
     return listing
 
@@ -282,7 +282,7 @@ class _Samples:
             self._main, self._fields = sample.main, {sample.main: 0}
         elif sample.main != self._main and (sample.place or self._main != "image"):
             raise FormatError(
-                f"{self._files[-1]}: holds {sample.main}s, and files before it {self._main}s; convert it apart"
+                f"{self._files[-1]}: holds {sample.main}s, and files before it {self._main}s; convert it separately"
             )
         self._classes.add(sample)
         label = sample.label
@@ -318,7 +318,7 @@ class _Samples:
         if self._unnumbered:
             self._number_names(listing)
         if self._left_behind:
-            listing.warnings.append(f"{self._path}: features left behind: {', '.join(sorted(self._left_behind))}")
+            listing.warnings.append(f"{self._path}: features left out: {', '.join(sorted(self._left_behind))}")
         labels = np.concatenate([part.labels for part in listing.splits.values()])
         labels = labels[labels != NO_LABEL]
         if wrong and labels.min() == 0:
@@ -338,8 +338,8 @@ class _Samples:
             unknown = [name for name in names if name not in known]
             if unknown:
                 raise SourceError(
-                    f"{self._path}: some samples have a number for a label, and others only the name "
-                    f"{unknown[0]!r:.80}, for which no sample has a number"
+                    f"{self._path}: some labels are numbers, others only the name "
+                    f"{unknown[0]!r:.80}, whose number no sample has"
                 )
         elif all(re.fullmatch("[0-9]{1,9}", name) for name in names):
             known = {name: int(name) for name in names}
@@ -360,7 +360,7 @@ class _Samples:
             nothing = Strings.of([""] * n)
             keys = self._keys_by_file(part) if len(self._files) > 1 else part.keys
             if len(repeated(lambda: keys, n)):
-                listing.warnings.append(f"{self._path}: keys or file names occur twice; samples are called by number")
+                listing.warnings.append(f"{self._path}: keys or file names occur twice, so samples are named by number")
                 keys = self._keys_by_number(part)
             part.keys, part.names = keys, FieldNames(*[nothing] * len(self._fields))
         check_names(part.keys, str(self._path))

@@ -54,9 +54,9 @@ def compression_of(path: Path) -> str:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise SourceError(f"{path}: cannot be opened: {error.strerror}") from error
-    found = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
+    compression = next((name for magic, name in _MAGIC.items() if head.startswith(magic)), "")
     # The length of a TFRecord file's first record may equal a magic number; the record's checksum tells them apart.
-    return "" if found and REGISTRY.of_content(head) is not None else found
+    return "" if compression and REGISTRY.of_content(head) is not None else compression
 
 
 def unpacked_head(path: Path, count: int) -> bytes:
@@ -160,8 +160,8 @@ class UnpackedStream(ByteFile):
             count: int = self._stream.readinto(target)
         except self._errors as error:
             raise SourceError(
-                f"{self.path}: truncated or corrupt {self.compression} data, {self.position} bytes into what "
-                f"it holds: {error}"
+                f"{self.path}: truncated or corrupt {self.compression} data, {self.position} bytes into its "
+                f"content: {error}"
             ) from error
         self.position += count
         if self.position > _BOMB_BYTES and self.position > _BOMB_RATIO * self._file_bytes:
@@ -190,7 +190,7 @@ class UnpackedStream(ByteFile):
     def read_into(self, offset: int, target: memoryview) -> None:
         if self.read_up_to(offset, target) < len(target):
             raise SourceError(
-                f"{self.path}: what it holds ends at byte {self.position}, but {len(target)} bytes were "
+                f"{self.path}: its content ends at byte {self.position}, but {len(target)} bytes were "
                 f"expected at {offset}: truncated?"
             )
 

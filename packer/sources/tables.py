@@ -293,7 +293,7 @@ def number_labels(
     if joined:
         warnings.append(
             f"{table.path}: labels such as {joined[0]!r} look like several in one, but each is a separate class "
-            f"({plural(len(joined), 'class')}); for several labels an image write lists:  {_as_list(joined[0])}"
+            f"({plural(len(joined), 'class')}); for several labels per image write lists:  {_as_list(joined[0])}"
         )
     return [positions[name] for name in names], classes, warnings
 
@@ -322,13 +322,13 @@ def _refuse_strays(
     rows: the positions of the numbers. strays: those of the exceptions.
     """
     fractions = [i for i in strays if _FRACTION.fullmatch(names[i])]
-    found, meant = {names[i] for i in strays}, {names[i] for i in rows}
+    strange, meant = {names[i] for i in strays}, {names[i] for i in rows}
     if len(fractions) == len(strays):
         what = (
             "is not a whole number; labels are class numbers or names, unless most have fractions (--field "
-            "NAME:target=COLUMN takes all as such numbers)"
+            "NAME:target=COLUMN takes all labels as numbers)"
         )
-    elif rows and (len(found) <= len(meant) or len(strays) * _FEWEST_NAMES < len(rows)):
+    elif rows and (len(strange) <= len(meant) or len(strays) * _FEWEST_NAMES < len(rows)):
         be = "is a whole number" if len(rows) == 1 else "are whole numbers"
         what = f"is a name, but {plural(len(rows), 'other label')} {be}"
     else:
@@ -395,13 +395,13 @@ def _is_text(text: str) -> bool:
 
 def json_payload(row: Row, columns: Iterable[str]) -> bytes | None:
     """The JSON object of a row; None if the row has none of the columns."""
-    found = {column: row[column] for column in columns if column in row}
-    if not found:
+    content = {column: row[column] for column in columns if column in row}
+    if not content:
         return None
     try:
-        text = json.dumps(found, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_convert)
+        text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False, default=_convert)
     except ValueError:
-        text = json.dumps(_finite(found), ensure_ascii=False, separators=(",", ":"), default=_convert)
+        text = json.dumps(_finite(content), ensure_ascii=False, separators=(",", ":"), default=_convert)
     try:
         return text.encode()
     except UnicodeEncodeError:  # half a surrogate pair, which JSON can express only as an escape
@@ -437,9 +437,9 @@ def splits_by_value(part: SplitListing, values: Sequence[Any], where: str) -> di
     for row, value in enumerate(values):
         rows.setdefault(value, []).append(row)
     splits: dict[str, list[int]] = {}
-    for value, its in rows.items():
-        splits.setdefault(split_of_value(value, f"{where}, row {its[0] + 1}"), []).extend(its)
-    return {name: part.take(np.array(sorted(its), np.int64)) for name, its in splits.items()}
+    for value, numbers in rows.items():
+        splits.setdefault(split_of_value(value, f"{where}, row {numbers[0] + 1}"), []).extend(numbers)
+    return {name: part.take(np.array(sorted(numbers), np.int64)) for name, numbers in splits.items()}
 
 
 def split_of_value(value: Any, where: str) -> str:
@@ -524,9 +524,9 @@ def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str],
         label = label or next((name for name in table.columns if name == _RIGHT and name not in taken), None)
         split = split or next((name for name in table.columns if name == IS_VALID and name != label), None)
     rest = [name for name in table.columns if name not in taken | {label, split}]
-    found = _file_columns(table, rest, path, folder)
+    file_columns = _file_columns(table, rest, path, folder)
     files = dict(fields)
-    for column in found:
+    for column in file_columns:
         field = field_named(column)
         if field in files:
             raise SourceError(
@@ -535,10 +535,10 @@ def choose_columns(table: Table, named: NamedColumns, fields: Mapping[str, str],
                 f"fields={{'NAME': {column!r}}})"
             )
         files[field] = column
-    given = {field: column for field, column in fields.items() if kinds.get(field) in _KINDS_OF_VALUES}
-    paths = _file_columns(table, list(given.values()), path, folder)
-    values = frozenset(field for field, column in given.items() if column not in paths)
-    return Columns(path, label, split, files, tuple(name for name in rest if name not in found), kinds, values)
+    value_columns = {field: column for field, column in fields.items() if kinds.get(field) in _KINDS_OF_VALUES}
+    paths = _file_columns(table, list(value_columns.values()), path, folder)
+    values = frozenset(field for field, column in value_columns.items() if column not in paths)
+    return Columns(path, label, split, files, tuple(name for name in rest if name not in file_columns), kinds, values)
 
 
 def _listed(table: Table) -> str:

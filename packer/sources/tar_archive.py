@@ -97,19 +97,17 @@ def _members(
     try:
         if not compression:
             with Window(root) as window:
-                found = _Members(_walk_all(window, strays))
+                members = _Members(_walk_all(window, strays))
         else:
             with StreamWindow(stream := UnpackedStream(root, compression)) as window:
-                found = _Members(_walk_all(window, strays))
+                members = _Members(_walk_all(window, strays))
                 stream.read_to_end()
     except FormatError as error:
         raise SourceError(str(error)) from error
     if strays:
-        warnings.append(
-            f"{root}: what follows the end of the archive, at byte {strays[0]:,}, is no archive, and is ignored"
-        )
-    names = found.names()
-    return None if _is_webdataset(names) or (may_pair and _has_pairs(names)) else found.files(left_out)
+        warnings.append(f"{root}: the bytes after the end of the archive, from byte {strays[0]:,} on, are ignored")
+    names = members.names()
+    return None if _is_webdataset(names) or (may_pair and _has_pairs(names)) else members.files(left_out)
 
 
 def _walk_all(window: Window, strays: list[int]) -> Iterator[Member]:
@@ -169,14 +167,14 @@ class _Members:
         data = {posixpath.normpath(name): place for name, place in self._data}
         pairs = self._data + list(_followed(self._links, data, left_out))
         shared = Counter(offset for _, (offset, _) in pairs)
-        found = []
+        members = []
         for name, (offset, size) in pairs:
             plain, reason = inner_name(name)
             if reason:
                 left_out.append((name, reason))
             else:
-                found.append(ArchiveMember(plain, size, (offset, size, shared[offset] > 1 and size > 0)))
-        return found
+                members.append(ArchiveMember(plain, size, (offset, size, shared[offset] > 1 and size > 0)))
+        return members
 
 
 def _followed(

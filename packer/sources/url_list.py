@@ -277,7 +277,7 @@ class Fetcher:
                 isinstance(error, errors.TimeoutError) and not isinstance(error, errors.NewConnectionError)
             )
             what = (
-                f"no whole answer in {self.options.timeout:g} s" if late else f"the connection failed ({_short(error)})"
+                f"no full answer in {self.options.timeout:g} s" if late else f"the connection failed ({_short(error)})"
             )
             return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
         finally:
@@ -290,7 +290,7 @@ class Fetcher:
             try:
                 return _Answer(redirect=urljoin(url, headers["Location"]))
             except ValueError as error:
-                return _Answer(reason=f"a redirect to what is not a valid address ({_short(error)})")
+                return _Answer(reason=f"a redirect to an invalid address ({_short(error)})")
         if status != 200:
             pause = None
             with suppress(self._http.exceptions.InvalidHeader, ValueError, OverflowError):
@@ -300,7 +300,7 @@ class Fetcher:
             )
         if headers.get("Content-Encoding", "identity") != "identity":
             return _Answer(
-                reason=f"the answer is packed with {headers['Content-Encoding']:.20}, which was not asked for"
+                reason=f"the answer is compressed with {headers['Content-Encoding']:.20}, which was not asked for"
             )
         return self._body(response)
 
@@ -315,7 +315,7 @@ class Fetcher:
             if count > most:
                 return _Answer(reason=f"more than {most:,} bytes")
         if announced.isdecimal() and count < int(announced[:20]):
-            return _Answer(reason=f"{count:,} of {announced[:20]} bytes came", again=True)
+            return _Answer(reason=f"{count:,} of {announced[:20]} bytes arrived", again=True)
         data = b"".join(parts)
         if is_stray(data[:HEAD_BYTES], ""):
             kind = response.headers.get("Content-Type", "") or "of no stated type"
@@ -390,7 +390,7 @@ def _host(url: str) -> str:
 
 def _check_address(address: str, host: str) -> None:
     if not is_public(address):
-        raise _PrivateError(f"{host} is {address}, in a private network: pass private=True to ask such hosts")
+        raise _PrivateError(f"{host} is {address}, in a private network: pass private=True to allow such hosts")
 
 
 def _short(text: object) -> str:

@@ -65,7 +65,7 @@ class VocSource(AnnotatedSource):
         masks = {field: self._files_of(folder) for field, folder in _MASKS.items()}
         lists = self._lists(list(images), split)
         boxes = {"boxes": "boxes", "box_labels": "array"} if annotations else {}
-        fields = {"image": "image"} | boxes | {field: "mask" for field, found in masks.items() if found}
+        fields = {"image": "image"} | boxes | {field: "mask" for field, files in masks.items() if files}
         self.fields = fields | ({"json": "json"} if annotations else {})
         listed = {name for names in lists.values() for name in names}
         self._classes = {name: number for number, name in enumerate(self._class_names(annotations, listed))}
@@ -80,7 +80,7 @@ class VocSource(AnnotatedSource):
         for name in names:
             times: list[int] = []
             image = images.get(name, f"{name}.jpg")
-            there = (image, annotations.get(name), *(found.get(name) for found in masks.values()))
+            there = (image, annotations.get(name), *(mask_files.get(name) for mask_files in masks.values()))
             files = [
                 None if file is None else self.file(f"{folder}/{file}", times)
                 for folder, file in zip(folders, there, strict=True)
@@ -94,28 +94,28 @@ class VocSource(AnnotatedSource):
             return {}
         with refusing(self.root / folder, "cannot be listed"):
             names = sorted(os.listdir(self.root / folder))
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for name in names:
             stem, _, suffix = name.rpartition(".")
             if name[:1] == "." or not (suffix.lower() == "xml" if folder == ANNOTATIONS else has_image_suffix(name)):
                 continue
-            if found.setdefault(stem, name) != name:
-                raise SourceError(f"{self.root / folder}: {found[stem]!r} and {name!r} are of one name; remove one")
-        return found
+            if files.setdefault(stem, name) != name:
+                raise SourceError(f"{self.root / folder}: {files[stem]!r} and {name!r} have the same name; remove one")
+        return files
 
     def _lists(self, images: Sequence[str], split: str | None) -> dict[str, Sequence[str]]:
         """The image names of each split."""
         wanted = None if self.image_sets is None else checked_name(RelativePath, self.image_sets, "image_sets")
         folders = [self.root / SETS / name for name in ((wanted,) if wanted else ("Main", "Segmentation"))]
         folder = next((folder for folder in folders if folder.is_dir()), folders[0])
-        found = [name for name in SPLIT_NAMES if (folder / f"{name}.txt").is_file()]
-        if not {"train", "val"} & {*found} and (folder / "trainval.txt").is_file():
-            found.append("trainval")
-        if not found and wanted is not None:
+        names = [name for name in SPLIT_NAMES if (folder / f"{name}.txt").is_file()]
+        if not {"train", "val"} & {*names} and (folder / "trainval.txt").is_file():
+            names.append("trainval")
+        if not names and wanted is not None:
             raise SourceError(f"{self.root}: no lists in {SETS}/{wanted} (image_sets={self.image_sets!r})")
-        if not found and not images:
+        if not names and not images:
             raise SourceError(f"{self.root}: no images in {IMAGES}")
-        return {name: _names_of(self.note(folder / f"{name}.txt")) for name in found} or {split or "train": images}
+        return {name: _names_of(self.note(folder / f"{name}.txt")) for name in names} or {split or "train": images}
 
     def _class_names(self, annotations: Mapping[str, str], listed: set[str]) -> tuple[str, ...]:
         """The class names of all objects. Damaged annotations are skipped here; a worker reports them."""
@@ -132,15 +132,17 @@ class VocSource(AnnotatedSource):
         values: dict[str, Any] = {}
         size = None
         if annotation is not None:
-            found = parse_objects(bytes(annotation))
-            size = found.size
-            unknown = next((name for name in found.names if name not in self._classes), None)
+            objects = parse_objects(bytes(annotation))
+            size = objects.size
+            unknown = next((name for name in objects.names if name not in self._classes), None)
             if unknown is not None:
-                raise BadSampleError(f"an object called {unknown!r}, as none was when the source was listed")
-            corners = found.corners - np.array([1.0, 1.0, 0.0, 0.0])
+                raise BadSampleError(
+                    f"an object called {unknown!r}, a class that was not there when the source was listed"
+                )
+            corners = objects.corners - np.array([1.0, 1.0, 0.0, 0.0])
             corners[:, :2] = np.where(corners[:, :2] == -1, 0, corners[:, :2])  # from tools that count from 0
-            labels = np.array([self._classes[name] for name in found.names], np.int64)
-            values = {"boxes": grid_of(image, size).boxes(corners), "box_labels": labels, "json": found.record}
+            labels = np.array([self._classes[name] for name in objects.names], np.int64)
+            values = {"boxes": grid_of(image, size).boxes(corners), "box_labels": labels, "json": objects.record}
         for field, data in zip(_MASKS, masks, strict=True):
             if data is not None:
                 values[field] = _mask(data, grid_of(image, size), field)
@@ -154,7 +156,7 @@ def _read(path: Path) -> bytes:
 
 def _names_of(path: Path) -> Sequence[str]:
     """The image names in a list of a split. Raises SourceError for a repeated name."""
-    found: dict[str, int] = {}
+    line_of: dict[str, int] = {}
     for line, content in enumerate(read_text(path, _MAX_LIST_BYTES, "not UTF-8 text").splitlines(), 1):
         words = content.split()
         if not words:
@@ -162,9 +164,9 @@ def _names_of(path: Path) -> Sequence[str]:
         name = str(checked_name(RelativePath, words[0], f"{path}: line {line}"))
         if "/" in name or len(words) > 1:
             raise SourceError(f"{path}: line {line}: {content!r:.80} is not the name of an image")
-        if found.setdefault(name, line) != line:
+        if line_of.setdefault(name, line) != line:
             raise SourceError(f"{path}: line {line}: {name!r} for the second time")
-    return list(found)
+    return list(line_of)
 
 
 def _mask(data: Buffer, grid: Grid, field: str) -> Any:

@@ -62,7 +62,7 @@ _MAX_CLASSES, _MAX_POINTS, _MAX_PATHS = 65_534, 1024, 10_000
 _ABOVE = re.compile(r"\A(?:\.\./)+")
 _SLACK = 0.01  # the part of the width or height by which coordinates may lie outside, due to imprecise tools
 _KINDS = {"image": "image", "boxes": "boxes", "box_labels": "array", "mask": "mask", "points": "points", "json": "json"}
-_ALONE, _NOT_READ = "labels without an image", "not an image, nor labels"
+_ALONE, _NOT_READ = "labels without an image", "neither an image nor labels"
 
 
 class _About(NamedTuple):
@@ -114,8 +114,8 @@ class YoloSource(AnnotatedSource):
             beside = (self.root / next(_label_paths(f"{folder}/x.jpg".lstrip("/")))).parent
             has_folder = "images" in folder.split("/") and beside.is_dir()
             is_known = has_folder or any(labels[path] is not None for path in paths)
-            found = ((images[path], texts.get(labels[path] or "")) for path in paths)
-            self.add(listing, name, _samples(folder, found, is_known), folder)
+            pairs = ((images[path], texts.get(labels[path] or "")) for path in paths)
+            self.add(listing, name, _samples(folder, pairs, is_known), folder)
         if not about.names:
             warnings.append(f"{self.root}: no names of the classes in {', '.join((*YOLO_YAMLS, *YOLO_NAMES))}")
         self._leave_out(listing, tree, used | read, {posixpath.dirname(path) for path in images} - {""})
@@ -147,25 +147,25 @@ class YoloSource(AnnotatedSource):
         self, one: str, images: Mapping[str, TreeFile], warnings: list[str]
     ) -> dict[str, tuple[str, Sequence[str]]]:
         """(folder, images) of each split. one: the name of the split if there is only one, unnamed."""
-        found: dict[str, tuple[str, Sequence[str]]] = {}
+        known: dict[str, tuple[str, Sequence[str]]] = {}
         missing: list[str] = []
         for name, texts in self._about.splits.items():
             paths = {text: self._resolved(name, text) for text in texts}
             missing += [f"{name}: {text!r}" for text, path in paths.items() if path is None]
             if there := list(dict.fromkeys(path for path in paths.values() if path is not None)):
-                found[name] = self._images_of(there, images, warnings)
+                known[name] = self._images_of(there, images, warnings)
         if missing:
             seen = f"splits are those of the folders: {listed([*yolo_folders(self.root)])}"
-            seen = "images that no other split names are left out" if found else seen
-            what = f"what it names is not below its folder: {listed(missing)}"
+            seen = "images that no other split names are left out" if known else seen
+            what = f"its paths are not below its folder: {listed(missing)}"
             warnings.append(f"{self._about.path}: {what}; {seen}")
         owner: dict[str, str] = {}
-        for name, (_, its) in found.items():
-            if shared := [path for path in its if owner.setdefault(path, name) != name]:
+        for name, (_, members) in known.items():
+            if shared := [path for path in members if owner.setdefault(path, name) != name]:
                 pair = f"{plural(len(shared), 'image')} in both {owner[shared[0]]} and {name}"
                 warnings.append(f"{self._about.path}: {pair}, such as {shared[0]!r}; both have them")
         folders = yolo_folders(self.root) or {"": ""}
-        return found or {name or one: (folder, _below(folder, images)) for name, folder in folders.items()}
+        return known or {name or one: (folder, _below(folder, images)) for name, folder in folders.items()}
 
     def _resolved(self, name: str, text: str) -> str | None:
         """The file or folder for a path in data.yaml, relative to the root; None if it does not exist.
@@ -175,8 +175,8 @@ class YoloSource(AnnotatedSource):
         there = next((path for path in self._meant(text) if os.path.exists(self.root / path)), None)
         if there is None and os.path.exists(self.root / self._about.base / text):
             raise SourceError(
-                f"{self._about.path}: {name}: {text!r:.200} leads out of {self.root}, where nothing is read; put a "
-                f"link to it there, and name the link, or convert the folder that holds both"
+                f"{self._about.path}: {name}: {text!r:.200} leads out of {self.root}, and nothing outside it is read; "
+                f"put a link there, and name the link, or convert the folder that holds both"
             )
         return there
 
@@ -222,7 +222,7 @@ class YoloSource(AnnotatedSource):
 
     def _named_in(self, path: str, images: Mapping[str, TreeFile], warnings: list[str]) -> list[str]:
         """The images listed in a text file, one per line. Raises SourceError for a path without an image."""
-        where, found = self.note(self.root / path), []
+        where, paths = self.note(self.root / path), []
         for line, text in enumerate(map(str.strip, read_text(where, _MAX_LIST_BYTES).splitlines()), 1):
             image = next((image for image in self._meant(text, posixpath.dirname(path)) if image in images), None)
             if text and image is None:
@@ -230,22 +230,24 @@ class YoloSource(AnnotatedSource):
                     f"{where}: line {line}: {text!r:.200} is not the path of an image below {self.root}; paths count "
                     f"from the folder of this list, or from that one"
                 )
-            found += [image] if text and image is not None else []
-        if again := len(found) - len({*found}):
+            paths += [image] if text and image is not None else []
+        if again := len(paths) - len({*paths}):
             count = plural(again, "line")
             warnings.append(f"{where}: {count} that repeat an image; a set holds a sample once")
-        return found
+        return paths
 
     # --- metadata ---
     def _read_about(self, warnings: list[str]) -> _About:
         paths = [self.root / name for name in YOLO_NAMES if (self.root / name).exists()]
         lines = {path: read_text(self.note(path), _MAX_TEXT_BYTES).split("\n") for path in paths}
-        named = {path: _checked([line.strip() for line in its if line.strip()], path) for path, its in lines.items()}
+        named = {
+            path: _checked([line.strip() for line in content if line.strip()], path) for path, content in lines.items()
+        }
         path = next((self.root / name for name in YOLO_YAMLS if (self.root / name).exists()), None)
         if path is not None:
             about = self._read_yaml(self.note(path), warnings)
             if other := next((other for other, names in named.items() if names != about.names), None):
-                warnings.append(f"{other}: has other classes than {path.name}, whose names are taken")
+                warnings.append(f"{other}: has other classes than {path.name}, whose names are used")
             return about
         if len({*named.values()}) > 1:
             raise SourceError(f"{self.root}: {', '.join(map(str, named))} have different classes; keep the right one")
@@ -279,7 +281,7 @@ class YoloSource(AnnotatedSource):
             if inside is not None and os.path.isdir(self.root / inside):
                 base = inside
             elif inside is None and os.path.isdir(self.root / stated):
-                warnings.append(f"{path}: path: {stated!r} is another folder; splits are those below {self.root}")
+                warnings.append(f"{path}: path: {stated!r} is another folder; splits are read below {self.root}")
         return _About(_checked(names, path), (shape[0], shape[1]), base, splits, path)
 
     # --- the fields of a sample ---
@@ -302,9 +304,9 @@ class YoloSource(AnnotatedSource):
                 boxes.append([*outline.min(0), *outline.max(0)])
             outlines.append(outline)
             if points:
-                found = rest[4:].reshape(points, each)
-                labelled = found[:, 2] > 0 if each == 3 else (found != 0).any(1)
-                poses.append(np.where(labelled[:, None], found[:, :2], np.nan) * scale)
+                triples = rest[4:].reshape(points, each)
+                labelled = triples[:, 2] > 0 if each == 3 else (triples != 0).any(1)
+                poses.append(np.where(labelled[:, None], triples[:, :2], np.nan) * scale)
         drawn = [(n, outline_pixels(o, grid)) for n, o in zip(labels, outlines, strict=True) if o is not None]
         values: dict[str, Any] = {
             "boxes": grid.boxes(np.array(boxes, np.float64).reshape(-1, 4)),
@@ -333,12 +335,12 @@ class YoloSource(AnnotatedSource):
             raise BadSampleError(f"line {line}: {count} numbers, {what}")
         most = len(self._about.names) or _MAX_CLASSES
         if not numbers[0].is_integer() or not 0 <= numbers[0] < most:
-            raise BadSampleError(f"line {line}: {words[0]!r:.40} is not the number of a class, 0 to {most - 1}")
+            raise BadSampleError(f"line {line}: {words[0]!r:.40} is not a class number, expected 0 to {most - 1}")
         parts = numbers[1:].copy()
         if points and each == 3:
             parts[6::3] = 0  # whether a point is labelled: not a coordinate
         if not ((parts >= -_SLACK) & (parts <= 1 + _SLACK)).all():
-            raise BadSampleError(f"line {line}: a number is not a part of the image, 0 to 1: in pixels?")
+            raise BadSampleError(f"line {line}: a number is outside 0 to 1, the image; is it in pixels?")
         return numbers
 
 
@@ -367,10 +369,10 @@ def _label_paths(path: str) -> Iterator[str]:
 
 def _paths(value: Any, name: str, path: Path) -> list[str]:
     """The paths in a value of data.yaml: one or a list. Raises SourceError."""
-    found = value if isinstance(value, list) else [value]
-    if len(found) > _MAX_PATHS or not all(isinstance(text, str) and text and "\0" not in text for text in found):
+    paths = value if isinstance(value, list) else [value]
+    if len(paths) > _MAX_PATHS or not all(isinstance(text, str) and text and "\0" not in text for text in paths):
         raise SourceError(f"{path}: {name} is {value!r:.80}, expected a path, or a list of paths, up to {_MAX_PATHS:,}")
-    return found
+    return paths
 
 
 def _checked(names: Sequence[Any], path: Path) -> tuple[str, ...]:

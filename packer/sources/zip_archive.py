@@ -65,7 +65,7 @@ def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]
     with refusing(root, "not a zip archive, or truncated (its directory comes last)"), zipfile.ZipFile(root) as archive:
         entries = archive.infolist()
     _check_layout(entries, root)
-    found = []
+    members = []
     for entry in entries:
         name = _name(entry)
         if name.endswith("/"):
@@ -80,8 +80,8 @@ def _members(root: Path, left_out: list[tuple[str, str]]) -> list[ArchiveMember]
         method = _ENCRYPTED_METHOD if entry.flag_bits & _ENCRYPTED else entry.compress_type
         method = _BOMB_METHOD if is_bomb else method
         place = (entry.header_offset, entry.compress_size, entry.file_size, entry.CRC, method)
-        found.append(ArchiveMember(plain, 0 if is_bomb else entry.file_size, place))
-    return found
+        members.append(ArchiveMember(plain, 0 if is_bomb else entry.file_size, place))
+    return members
 
 
 def _name(entry: zipfile.ZipInfo) -> str:
@@ -131,7 +131,7 @@ class ZipReader:
         payload: Buffer
         if method == zipfile.ZIP_STORED:
             if packed_bytes != size:
-                raise BadSampleError(f"is stored in {packed_bytes} bytes, but should have {size}")
+                raise BadSampleError(f"is stored in {packed_bytes} bytes, expected {size}")
             self._file.read_into(start, arena.rest()[:size])
             payload = arena.take(size)
         else:
@@ -139,9 +139,9 @@ class ZipReader:
             payload = self._inflate(unpacker, self._file.read(start, packed_bytes), size + 1)
             if len(payload) != size or not unpacker.eof:
                 raise BadSampleError(f"is damaged: it does not unpack to its {size} bytes")
-        found = zlib.crc32(payload)
-        if found != crc:
-            raise BadSampleError(f"is damaged: its CRC-32 is {found:08x}, expected {crc:08x}")
+        actual = zlib.crc32(payload)
+        if actual != crc:
+            raise BadSampleError(f"is damaged: its CRC-32 is {actual:08x}, expected {crc:08x}")
         return (payload,)
 
     def head(self, place: tuple[int, int, int, int, int]) -> bytes:

@@ -168,8 +168,8 @@ def converted(engine: Executor | None, tree: Path, out: Path, to: str = "tar") -
 
 def check_results_come_in_the_order_of_the_tasks(engine: Executor, tree: Path, folder: Path) -> None:
     sizes, count = Sizes(), 40
-    found = run_shards(double, range(count), count, Workers(engine=engine), sizes, (count, 780), folder=folder)
-    assert found == [2 * number for number in range(count)]
+    results = run_shards(double, range(count), count, Workers(engine=engine), sizes, (count, 780), folder=folder)
+    assert results == [2 * number for number in range(count)]
     assert sizes.total == (count, 780) and sizes.done == (count, 780, 0)
     assert list(folder.iterdir()) == [], "files about progress are left"
 
@@ -219,10 +219,10 @@ def check_a_set_is_the_same(engine: Executor, tree: Path, folder: Path) -> None:
         groups.append(packer.dedup(sets["b"], near=6, dry_run=True, **options).groups)
     assert groups[0] == groups[1]
     for made in ("resharded", "index", "tree"):
-        found = [files_of(folder / f"{name}-{made}") for name in with_engine]
+        contents = [files_of(folder / f"{name}-{made}") for name in with_engine]
         if made == "resharded":
-            found = [data_of(files) for files in found]  # the history has dates
-        assert found[0] == found[1]
+            contents = [data_of(files) for files in contents]  # the history has dates
+        assert contents[0] == contents[1]
 
 
 def check_tasks_that_run_twice_at_the_same_time(engine: Executor, tree: Path, folder: Path) -> None:

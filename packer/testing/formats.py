@@ -196,12 +196,12 @@ class FormatSuite:
         assert written.crc32c == crc32c(path.read_bytes()), "finish() states another CRC32C than the file has"
         assert format_of_file(path) is self.format, "the shard is not recognised as its own format"
         located = self.locate(path, label_offset)
-        assert [found.key for found in located] == [packed.key for packed in samples], "keys differ"
-        assert [found.label for found in located] == [packed.label for packed in samples], "labels differ"
-        for i, (packed, found) in enumerate(zip(samples, located, strict=True)):
-            assert found.names == expected_names(packed, fields), f"file names of {packed.key!r} differ"
+        assert [sample.key for sample in located] == [packed.key for packed in samples], "keys differ"
+        assert [sample.label for sample in located] == [packed.label for packed in samples], "labels differ"
+        for i, (packed, sample) in enumerate(zip(samples, located, strict=True)):
+            assert sample.names == expected_names(packed, fields), f"file names of {packed.key!r} differ"
             present = {field for field, payload in zip(fields, packed.payloads, strict=True) if payload is not None}
-            assert found.ranges.keys() == present, f"fields of {packed.key!r} differ"
+            assert sample.ranges.keys() == present, f"fields of {packed.key!r} differ"
             for field, payload in zip(fields, packed.payloads, strict=True):
                 payloads = written.payloads[field]
                 stated, length, crc = payloads.offset[i], payloads.length[i], payloads.crc32c[i]
@@ -210,8 +210,8 @@ class FormatSuite:
                     assert (length, crc) == (0, 0), f"{field} of {packed.key!r} is absent, finish() states a payload"
                     continue
                 assert (length, crc) == (len(payload), crc32c(payload)), f"finish() misstates {field} of {packed.key!r}"
-                assert found.ranges[field] == (stated, len(payload)), f"{field} of {packed.key!r} is elsewhere"
-                assert read_range(path, found.ranges[field]) == payload, f"{field} of {packed.key!r} reads otherwise"
+                assert sample.ranges[field] == (stated, len(payload)), f"{field} of {packed.key!r} is elsewhere"
+                assert read_range(path, sample.ranges[field]) == payload, f"{field} of {packed.key!r} reads otherwise"
         return located
 
     def outcome(self, path: Path, options: LocateOptions | None = None) -> list[Located] | None:
@@ -261,8 +261,8 @@ class FormatSuite:
             writer.flush()
         memory[:] = bytes(len(memory))
         written = writer.finish()
-        for i, found in enumerate(self.locate(path)):
-            payloads = [read_range(path, found.ranges[field]) for field in FIELDS]
+        for i, entry in enumerate(self.locate(path)):
+            payloads = [read_range(path, entry.ranges[field]) for field in FIELDS]
             assert payloads == [bytes([i + 1]) * size for size in (6000, 3000, 1000)], f"sample {i} was overwritten"
         assert written.crc32c == crc32c(path.read_bytes()), "finish() states another CRC32C than the file has"
 
@@ -275,7 +275,7 @@ class FormatSuite:
             sample("all", b"i", mask=b"m", json=b"{}", label=2),
         ]
         located = self.check_law(tmp_path, samples)
-        assert [sorted(found.ranges) for found in located][:3] == [[], ["image", "json", "mask"], ["mask"]]
+        assert [sorted(entry.ranges) for entry in located][:3] == [[], ["image", "json", "mask"], ["mask"]]
 
     def test_further_fields(self, tmp_path: Path) -> None:
         """Several file fields, a json field of another name, and a file field called json."""
@@ -319,7 +319,7 @@ class FormatSuite:
         path, images = self.beyond_4_gib(tmp_path)
         try:
             assert path.stat().st_blocks * 512 < GIB, "the test's file is not sparse: the filesystem has no holes"
-            located = {found.key: found.ranges["image"] for found in self.locate(path) if "image" in found.ranges}
+            located = {entry.key: entry.ranges["image"] for entry in self.locate(path) if "image" in entry.ranges}
             for key, image in images.items():
                 assert located[key][0] > 4 * GIB, f"{key!r} does not start past 4 GiB"
                 assert read_range(path, located[key]) == image, f"{key!r} reads otherwise"
@@ -385,18 +385,18 @@ class FormatSuite:
         """Flips one bit of every second byte, and all bits of the others."""
         path, _ = self.write(tmp_path, two_samples(), classes=("cat", "dog"))
         data, truth = path.read_bytes(), self.locate(path)
-        payloads = [read_range(path, place) for found in truth for place in found.ranges.values()]
+        payloads = [read_range(path, place) for result in truth for place in result.ranges.values()]
         must_notice = self.must_notice(path, data, truth)
         silent = set()
         with open(path, "r+b", buffering=0) as file, bounded(60):
             for i in self.flips(data):
                 os.pwrite(file.fileno(), bytes([data[i] ^ (0x01, 0xFF)[i % 2]]), i)
-                found = self.outcome(path)
-                if found == truth:
-                    now = [os.pread(file.fileno(), n, at) for f in found for at, n in f.ranges.values()]
+                result = self.outcome(path)
+                if result == truth:
+                    now = [os.pread(file.fileno(), n, at) for f in result for at, n in f.ranges.values()]
                     if now == payloads:
                         silent.add(i)
-                for at, n in (place for f in found or () for place in f.ranges.values()):
+                for at, n in (place for f in result or () for place in f.ranges.values()):
                     assert 0 <= at <= at + n <= len(data), f"byte {i} flipped gives the range {at} to {at + n}"
                 os.pwrite(file.fileno(), data[i : i + 1], i)
         assert path.read_bytes() == data, "the test did not restore the file"
@@ -413,7 +413,7 @@ class FormatSuite:
         assert packer.verify(tmp_path / "out", deep=True, workers=1).ok, "the undamaged set does not verify"
         data = path.read_bytes()
         inside = {
-            i for found in self.locate(path) for at, n in found.ranges.values() for i in (at, at + n // 2, at + n - 1)
+            i for result in self.locate(path) for at, n in result.ranges.values() for i in (at, at + n // 2, at + n - 1)
         }
         with open(path, "r+b", buffering=0) as file:
             for i in sorted({0, len(data) - 1, *inside, *range(0, len(data), 331)}):
@@ -421,8 +421,8 @@ class FormatSuite:
                 deep = packer.verify(tmp_path / "out", deep=True, workers=1)
                 assert "CRC32C of the whole file" in str(deep.problems[0]), f"byte {i}: {deep.problems}"
                 if i in inside:
-                    found = packer.verify(tmp_path / "out", workers=1)
-                    assert not found.ok, f"byte {i} of a payload flipped, and verify is content"
-                    assert any(problem.key for problem in found.problems), "no sample is named"
+                    result = packer.verify(tmp_path / "out", workers=1)
+                    assert not result.ok, f"byte {i} of a payload flipped, and verify is content"
+                    assert any(problem.key for problem in result.problems), "no sample is named"
                 os.pwrite(file.fileno(), data[i : i + 1], i)
         assert packer.verify(tmp_path / "out", workers=1).ok, "the test did not restore the file"

@@ -75,10 +75,10 @@ class ReaderSuite:
         for order in orders:
             expected = [images[i] for i in order]
             arrays = (np.array(order, np.int16), [*map(np.int64, order)], np.array(order[::-1], np.int64)[::-1])
-            for given in (order, tuple(order), *arrays):
-                reader.prefetch(given)
-                assert [bytes(data) for data in reader.read_many(given)] == expected, f"read_many({order})"
-                assert [bytes(data) for data in reader.stream(given)] == expected, f"stream({order})"
+            for requested in (order, tuple(order), *arrays):
+                reader.prefetch(requested)
+                assert [bytes(data) for data in reader.read_many(requested)] == expected, f"read_many({order})"
+                assert [bytes(data) for data in reader.stream(requested)] == expected, f"stream({order})"
             assert [bytes(data) for data in reader.stream(iter(order))] == expected, f"stream(iter({order}))"
         assert [bytes(data) for data in reader.read_many(range(n - 1, 2, -3))] == images[n - 1 : 2 : -3]
 
@@ -136,12 +136,12 @@ class ReaderSuite:
     # --- columns ----------------------------------------------------------------------------
     def test_samples(self, reader: Any, truth: Truth) -> None:
         whole = [reader[i] for i in range(len(truth))]
-        found = [(s.key, s.label, {name: bytes(data) for name, data in s.fields.items()}) for s in whole]
+        samples = [(s.key, s.label, {name: bytes(data) for name, data in s.fields.items()}) for s in whole]
         expected = [
             (key, None if label < 0 else label, {name: c[i] for name, c in truth.fields.items() if c[i] is not None})
             for i, (key, label) in enumerate(zip(truth.keys, truth.labels, strict=True))
         ]
-        assert found == expected
+        assert samples == expected
 
     def test_keys_labels_and_classes(self, reader: Any, truth: Truth) -> None:
         assert list(reader.keys) == truth.keys and len(reader.keys) == len(truth)
@@ -192,7 +192,9 @@ class ReaderSuite:
             assert few.fingerprint != reader.fingerprint
         for label in (truth.labels[0], truth.labels[-1]):
             few = reader.select(labels=label)
-            assert list(few.keys) == [key for key, its in zip(truth.keys, truth.labels, strict=True) if its == label]
+            assert list(few.keys) == [
+                key for key, number in zip(truth.keys, truth.labels, strict=True) if number == label
+            ]
             assert tuple(few.classes) == truth.classes, "labels keep their meaning"
         with pytest.raises(SourceError, match="nothing is selected"):
             reader.select(indices=[])

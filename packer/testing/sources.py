@@ -134,7 +134,7 @@ class SourceSuite:
         source = self.open(root)
         listing = source.list(None)
         if listing.estimated:
-            assert min(said for name in truth.splits for _, said in places(listing, name)) > 0
+            assert min(size for name in truth.splits for _, size in places(listing, name)) > 0
             return
         for name, samples in truth.splits.items():
             for where, (_, _, fields) in zip(places(listing, name), samples, strict=True):

@@ -131,9 +131,9 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
     sides, qualities = choices.max_sides or usual, choices.qualities or (95, 90, 85)
     short = choices.scaled(_KEPT_SIDE)
     jpegs = all(header.media == "jpeg" for header in headers)
-    variants, notes, idle = [Variant("as it is")], list[str](), list[str]()
+    variants, notes, idle = [Variant("unchanged")], list[str](), list[str]()
     if any(header.media in _PLAIN_MEDIA for header in headers):
-        variants.append(Variant("png, where it is not compressed", Reencode("keep")))
+        variants.append(Variant("png for uncompressed images", Reencode("keep")))
     resizes: list[tuple[str, str, int | None, int | None, int]] = [("same size", "", None, None, len(headers))]
     resizes += [(f"max side {side}", f"--max-side {side}", side, None, sum(each > side for each in longest))
                 for side in sides]  # fmt: skip
@@ -621,8 +621,8 @@ class Facts:
 
     def keeps_up(self, one: Measured) -> bool:
         """Whether decoding is fast enough for training; True if the rate of training is unknown."""
-        wanted = self.job.images_per_second
-        return wanted is None or self.rate(one) >= _SPARE * wanted
+        needed = self.job.images_per_second
+        return needed is None or self.rate(one) >= _SPARE * needed
 
 
 @dataclass(frozen=True)
@@ -668,7 +668,7 @@ def recommend(facts: Facts) -> list[Recommendation]:
     words = (*words, *flags, *leaves_out, *(("-o", output) if chosen.variant.flags else ()))
     commands = (_command(*words),) if converts else ()
     if chosen.variant.is_original:
-        choice = "pack them as they are" if converts else "nothing to convert: keep the set unchanged"
+        choice = "pack them unchanged" if converts else "nothing to convert: keep the set unchanged"
         images = Recommendation("images", choice, _why_original(facts), commands)
     else:
         images = Recommendation("images", f"pack them as: {chosen.variant.name}", _why(facts, chosen), commands)
@@ -759,7 +759,7 @@ def _why(facts: Facts, chosen: Measured) -> str:
     gain = (
         f"this variant gives {rate:,.0f} with the smallest error"
         if facts.keeps_up(chosen)
-        else f"no variant gives that and a tenth to spare; this variant gives {rate:,.0f}"
+        else f"no variant gives that with a tenth to spare; this variant gives {rate:,.0f}"
     )
     return (
         f"{cpus} decode the unchanged images at {facts.rate(original):,.0f} images/s, and training needs "
@@ -904,14 +904,16 @@ def _notes(sample: _Sample, listing: SourceListing, facts: Facts) -> list[str]:
     notes += [*listing.warnings, *remarks_of([sample.remarks])]
     encoded = min(one.images + one.refused for one in facts.measured)
     if encoded < len(sample.images):
-        notes.append(f"time was up: {encoded} of {plural(len(sample.images), 'image')} were encoded; measure longer")
+        notes.append(
+            f"only {encoded} of {plural(len(sample.images), 'image')} were encoded in time; measure longer (seconds=)"
+        )
     refused = Counter({one.reason: one.refused for one in facts.measured if one.refused})
     notes += [f"{plural(count, 'image')} cannot be encoded again: {reason}" for reason, count in refused.most_common()]
     if facts.job.reader != "packer":
         notes.append(f"images/s are those of ImageLoader; {facts.job.reader} may be slower or faster")
     if len(listing.fields) > 1:
         others = ", ".join(name for name in listing.fields if name != "image")
-        notes.append(f"sizes are those of the images alone, without {others}")
+        notes.append(f"sizes are those of the images, without {others}")
     return notes
 
 

@@ -220,13 +220,13 @@ def _output(place: Path, write: bool) -> Iterator[Check]:
 def _extras() -> Iterator[Check]:
     try:
         names = importlib.metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or []
-        wanted = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or []]
+        requirements = [Requirement(line) for line in importlib.metadata.requires(DISTRIBUTION) or []]
     except importlib.metadata.PackageNotFoundError:
         yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
         return
-    core = [one for one in wanted if one.marker is None]
+    core = [one for one in requirements if one.marker is None]
     by_extra = {
-        extra: [one for one in wanted if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
+        extra: [one for one in requirements if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
         for extra in sorted(set(names) - _NOT_SHOWN)
     }
     packages = sorted({one.name for needs in by_extra.values() for one in needs})
@@ -288,11 +288,11 @@ def _gpus() -> Iterator[Check]:
     if isinstance(done, Exception):
         yield Check("GPU", "problem", f"torch cannot list GPUs: {done}")
         return
-    found = json.loads(done.strip().splitlines()[-1])
-    names, built_for = found["names"], found["built_for"]
+    facts = json.loads(done.strip().splitlines()[-1])
+    names, built_for = facts["names"], facts["built_for"]
     if names:
         yield Check("GPU", "ok", f"{len(names)}: {listed(sorted(set(names)))} (torch for {built_for})")
-        yield from _gpu_work(found)
+        yield from _gpu_work(facts)
         return
     present = Path("/proc/driver/nvidia/version").exists() or Path("/dev/kfd").exists()
     if present and not built_for:

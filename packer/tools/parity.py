@@ -95,27 +95,27 @@ def compare_with_pillow(
     rows: list[list[tuple[float, int, int, bool]]] = [[] for _ in contenders]
     for start in range(0, len(chosen), _BATCH):
         batch = _batch(reader, chosen[start : start + _BATCH], size, seed)
-        for (_, name, compare), found in zip(contenders, rows, strict=True):
-            for ours, pillows, by_device in compare(batch):
-                if ours.shape != pillows.shape:
-                    raise BadSampleError(f"{name}: expected {pillows.shape} pixels as Pillow's, found {ours.shape}")
-                apart = np.abs(ours.astype(np.int16) - pillows)
-                found.append((float(apart.mean()), apart.size, int(apart.max()), by_device))
-    return [_parity(what, name, found) for (what, name, _), found in zip(contenders, rows, strict=True)] + missing
+        for (_, name, compare), row in zip(contenders, rows, strict=True):
+            for pixels, pillows, by_device in compare(batch):
+                if pixels.shape != pillows.shape:
+                    raise BadSampleError(f"{name}: expected {pillows.shape} pixels as Pillow's, found {pixels.shape}")
+                apart = np.abs(pixels.astype(np.int16) - pillows)
+                row.append((float(apart.mean()), apart.size, int(apart.max()), by_device))
+    return [_parity(subject, name, row) for (subject, name, _), row in zip(contenders, rows, strict=True)] + missing
 
 
-def _parity(what: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
+def _parity(subject: str, name: str, rows: Sequence[tuple[float, int, int, bool]]) -> Parity:
     """Summarize rows: mean difference of an image, its number of values, largest difference, and by_device."""
     if not rows:
-        return Parity(what, name)
+        return Parity(subject, name)
     means, values, largest, by_device = zip(*rows, strict=True)
     mean = float(np.average(means, weights=values))
-    return Parity(what, name, len(rows), sum(by_device), mean, max(means), max(largest))
+    return Parity(subject, name, len(rows), sum(by_device), mean, max(means), max(largest))
 
 
 def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
     """The decoders and resizers that run here, and those that do not, with the reasons."""
-    found: list[_Contender] = []
+    contenders: list[_Contender] = []
     missing = []
     for decoder_name in DECODERS[1:]:
         try:
@@ -123,23 +123,23 @@ def _contenders(device: torch.device) -> tuple[list[_Contender], list[Parity]]:
         except (MissingExtraError, DeviceError) as error:
             missing.append(Parity("decoder", decoder_name, reason=str(error)))
         else:
-            found.append(("decoder", decoder.name, partial(_decode, decoder)))
-    found.append(("resizer", "cpu", partial(_render, decoded=True)))
+            contenders.append(("decoder", decoder.name, partial(_decode, decoder)))
+    contenders.append(("resizer", "cpu", partial(_render, decoded=True)))
     engines: tuple[Engine, ...] = ("torch", "triton")
     for engine in engines:
         if engine == "triton" and (fault := triton_fault(device)):
             missing.append(Parity("resizer", engine, reason=fault))
         else:
             renderer = BatchRenderer(device, dtype=torch.uint8, engine=engine)
-            found.append(("resizer", engine, partial(_resize, renderer)))
-    found.append(("both", "cpu", partial(_render, decoded=False)))
-    found.append(("both", "cpu, exact colours", partial(_render, decoded=False, exact_colours=True)))
+            contenders.append(("resizer", engine, partial(_resize, renderer)))
+    contenders.append(("both", "cpu", partial(_render, decoded=False)))
+    contenders.append(("both", "cpu, exact colours", partial(_render, decoded=False, exact_colours=True)))
     reason = unsupported_reason()
     if reason:
         missing.append(Parity("both", "coefficients", reason=reason))
     else:
-        found.append(("both", "coefficients", partial(_render, decoded=False, form=Coefficients())))
-    return found, missing
+        contenders.append(("both", "coefficients", partial(_render, decoded=False, form=Coefficients())))
+    return contenders, missing
 
 
 def _batch(reader: Reader, indices: npt.NDArray[np.int64], size: int, seed: int) -> _Batch:
@@ -173,9 +173,9 @@ def _by_pillow(data: Buffer) -> _Pixels | None:
 
 def _decode(decoder: Decoder, batch: _Batch) -> _Compared:
     decoded = decode_batch(batch.encoded, decoder)
-    for found, data, pillows in zip(decoded, batch.encoded, batch.decoded, strict=True):
-        if isinstance(found, Picture):
-            yield upright_tensor(found).permute(1, 2, 0).cpu().numpy(), pillows, device_takes(read_header(data))
+    for picture, data, pillows in zip(decoded, batch.encoded, batch.decoded, strict=True):
+        if isinstance(picture, Picture):
+            yield upright_tensor(picture).permute(1, 2, 0).cpu().numpy(), pillows, device_takes(read_header(data))
 
 
 def _resize(renderer: BatchRenderer, batch: _Batch) -> _Compared:
@@ -184,7 +184,7 @@ def _resize(renderer: BatchRenderer, batch: _Batch) -> _Compared:
         pictures = [Picture(tensor.permute(2, 0, 1)) for tensor in tensors]
         height, width, _ = batch.boxes[0].shape
         made = renderer.render(pictures, batch.jobs, (height, width)).permute(0, 2, 3, 1).cpu().numpy()
-        yield from ((ours, pillows, False) for ours, pillows in zip(made, batch.boxes, strict=True))
+        yield from ((resized, pillows, False) for resized, pillows in zip(made, batch.boxes, strict=True))
 
 
 def _render(

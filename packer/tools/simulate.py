@@ -144,7 +144,7 @@ class Shuffles:
     def __post_init__(self) -> None:
         wrong = [name for name in self.names if name not in ORDERS]
         if wrong or not self.names:
-            raise ValueError(f"orders are some of {', '.join(ORDERS)}, not {', '.join(wrong) or 'none'}")
+            raise ValueError(f"orders must be some of {', '.join(ORDERS)}, not {', '.join(wrong) or 'none'}")
         for name in ("block_bytes", "window", "exchange_every", "shards"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1")
@@ -590,13 +590,13 @@ def count(traffic: Traffic, holding: Holding, step: Step, deal: Deal, job: Job) 
             """The cells of the nodes that serve: if only some nodes are simulated, each serves as much as it gets."""
             return cells if width != job.nodes else cells // width * width + home
 
-        asked = np.flatnonzero(~own)
-        add(traffic.peers, cell[asked], samples.length[asked])
-        add(traffic.served, at(cell[asked], homes[asked]), samples.length[asked])
+        remote = np.flatnonzero(~own)
+        add(traffic.peers, cell[remote], samples.length[remote])
+        add(traffic.served, at(cell[remote], homes[remote]), samples.length[remote])
         # A run of adjacent payloads is one request to the node with their part, which makes one read of it.
         lacking = ~own & ~kept
-        wanted = samples.where(lacking)
-        requests = merge(wanted._replace(batch=wanted.batch * job.nodes + homes[lacking]), 0)
+        missing = samples.where(lacking)
+        requests = merge(missing._replace(batch=missing.batch * job.nodes + homes[lacking]), 0)
         batch, home = np.divmod(requests.batch, job.nodes)
         add_requests(requests, batch, at(batch // job.ranks, home))
     near = own & kept

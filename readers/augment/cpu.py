@@ -136,10 +136,10 @@ class Finish:
         from readers.coefficients import Scaling  # loads crc32c
 
         pixels = torch.arange(256, dtype=torch.uint8).view(1, 16, 16, 1).repeat(1, 1, 1, 3).permute(0, 3, 1, 2)
-        found = torch.empty((1, 3, 16, 16) if self.planar else (1, 16, 16, 3))
-        found = found if self.planar else found.permute(0, 3, 1, 2)
-        self._convert(pixels, found)
-        values, expected = np.arange(256, dtype=np.float32)[:, None], found.reshape(3, 256).numpy().T
+        probe = torch.empty((1, 3, 16, 16) if self.planar else (1, 16, 16, 3))
+        probe = probe if self.planar else probe.permute(0, 3, 1, 2)
+        self._convert(pixels, probe)
+        values, expected = np.arange(256, dtype=np.float32)[:, None], probe.reshape(3, 256).numpy().T
         scale, shift = self._scale.numpy(), self._shift.numpy()
         both = np.stack((scale, shift))
         if np.array_equal(values * scale + shift, expected):
@@ -307,8 +307,8 @@ class Renderer:
             return False  # the codec does not pad with black
         target = self._memory((height, width)) if steps else out
         pixels = target[0].permute(1, 2, 0).numpy()
-        given = data, region, resized, pixels
-        if not decode_resized(*given, corner=corner, flips=(2 in flips, 3 in flips), scaling=scaling, size=size):
+        arguments = data, region, resized, pixels
+        if not decode_resized(*arguments, corner=corner, flips=(2 in flips, 3 in flips), scaling=scaling, size=size):
             return False
         if self.lap is not None:
             self.lap("decode")
@@ -326,11 +326,11 @@ class Renderer:
         out: torch.Tensor,
         whole: torch.Tensor,
     ) -> tuple[list[bool], bool]:
-        """Those of n images that the compiled codec decodes, resizes and flips by one call: which, and whether they are
-        finished, in `whole`, or else in `out`; both [n, 3, out_height, out_width]. What is damaged is left, too, and
-        what is left has undefined contents.
+        """Decode, resize and flip n images by one call of the compiled codec, where possible; damaged ones are skipped.
 
-        table: of these images, as `tabulate_boxes` gives it. sizes: of the upright images.
+        Returns the mask of the rendered images, and whether they are finished, in `whole`, or else in `out`; both are
+        [n, 3, out_height, out_width], with undefined contents for skipped images. table: the result of
+        `tabulate_boxes` for these images. sizes: of the upright images.
         """
         from readers.coefficients import decode_boxes  # loads crc32c
 
@@ -351,8 +351,8 @@ class Renderer:
     ) -> bool:
         """The same for n images, out [n, 3, out_height, out_width], if one call can resize several of them.
 
-        False, with undefined contents of `out`, where they differ, are large, or one of them cannot be decoded, and
-        where each by itself is quicker.
+        False, with undefined contents of `out`, if they differ or are large, if one of them cannot be decoded, or if
+        separate calls are faster.
         """
         if not alike(jobs, sizes) or self._resizes_at_once(data[0], jobs[0]):
             return False

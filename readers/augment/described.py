@@ -61,8 +61,8 @@ def draws_of(
 
     positions, heights, widths: int64 [n], and view, as for `Recipe.plan`. Raises ValueError.
     """
-    given = (seed, epoch, positions, heights, widths)
-    plans = [Recipe(ops[:count], None).plan(*given, view=view) for count in range(len(ops) + 1)]
+    arguments = (seed, epoch, positions, heights, widths)
+    plans = [Recipe(ops[:count], None).plan(*arguments, view=view) for count in range(len(ops) + 1)]
     return [
         [Draw(op, _drawn(op, plans[number], plans[number + 1], item)) for number, op in enumerate(ops)]
         for item in range(len(positions))

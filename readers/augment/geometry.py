@@ -218,8 +218,8 @@ class Planner:
         wrong = (top + height > box[2] + over[0]) | (left + width > box[3] + over[1])
         wrong |= (top < -over[0]) | (left < -over[1])
         for i in np.flatnonzero(wrong).tolist():
-            found = f"{int(box[2][i])} x {int(box[3][i])}"
-            self._bad.setdefault(i, BadSampleError(f"{op} does not fit into the {found} pixels it is given"))
+            size = f"{int(box[2][i])} x {int(box[3][i])}"
+            self._bad.setdefault(i, BadSampleError(f"{op} does not fit into the {size} pixels it is given"))
         if self._flipped:
             top = np.where(self._flips[2], box[2] - top - height, top)
             left = np.where(self._flips[3], box[3] - left - width, left)

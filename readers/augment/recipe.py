@@ -216,7 +216,7 @@ def made_of(ops: Sequence[Sequence[Op]] | str, images: str | None, on_error: str
 
 
 def _check(ops: Sequence[Op]) -> None:
-    """Raise ValueError for objects that are no ops, and for ops in a wrong order: Normalize comes after all ops on
+    """Raise ValueError for objects that are not ops, and for ops in a wrong order: Normalize comes after all ops on
     single images, ops on batches after it."""
     stage = Stage.GEOMETRY
     for op in ops:

@@ -183,12 +183,12 @@ def cached(
         where = {"directory": Path(directory), "backend": backend, "job": job, "persist": persist, "comm": comm}
         shared = _open_shared(reader, _kind(form.kind, slots, table, compress), len(slots), size, where)
     if shared is not None:
-        theirs = agree(shared, terms)
-        if theirs is None:
+        agreed = agree(shared, terms)
+        if agreed is None:
             _warn(f"all samples are read without a cache: another process of {shared!r} has not published its settings")
             shared.close()
             shared = None
-        terms = theirs or terms
+        terms = agreed or terms
     if shared is not None and form.converts and not form.is_for_decoders and "image" in slots.fields:
         _warn_of_depth(reader, form)
     form = with_rate(form, terms.rate)

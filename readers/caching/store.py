@@ -58,7 +58,7 @@ class Terms:
         return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
 
 
-def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
+def agree(shared: SharedByteCache, proposed: Terms) -> Terms | None:
     """The terms of the process that came first; None if they cannot be read."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
@@ -70,7 +70,7 @@ def agree(shared: SharedByteCache, mine: Terms) -> Terms | None:
             except (ValueError, KeyError, TypeError):
                 return None
         # Refused while another process writes its terms.
-        if not shared.put(0, mine.to_json()) and time.monotonic() > until:
+        if not shared.put(0, proposed.to_json()) and time.monotonic() > until:
             return None
         time.sleep(0.001)
 
@@ -305,8 +305,8 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
     Raises ValueError for an invalid capacity, and `cache.errors.CacheError`.
     """
     every, weights = measures.slots.subset, measures.weights()
-    asked, share = _parse_capacity(capacity)
-    if not len(every) or share == 0 or asked == 0:
+    bytes_asked, share = _parse_capacity(capacity)
+    if not len(every) or share == 0 or bytes_asked == 0:
         return 0, 0
     if share is not None:
         chosen = every.limited(round(share * len(every)), lambda run: run * 0 + 1)
@@ -314,9 +314,9 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
         return chosen.threshold, _TERMS_BYTES + kept + kept // _SLACK
     payload = every.total(weights)
     whole = _TERMS_BYTES + payload + payload // _SLACK
-    room = cache_budget(directory) if asked is None else None
+    room = cache_budget(directory) if bytes_asked is None else None
     table = SharedByteCache.table_bytes(len(measures.slots))
-    limit = min(whole, max(0, room.bytes - table) if room is not None else asked or 0)
+    limit = min(whole, max(0, room.bytes - table) if room is not None else bytes_asked or 0)
     if limit >= whole:
         return every.threshold, whole
     chosen = every.limited(max(0, limit - _TERMS_BYTES - limit // _SLACK), weights)
@@ -329,7 +329,7 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
         largest = max(int(weights(run).max(initial=0)) for run in every.kept())
         least = (_TERMS_BYTES + largest + 1) * _SLACK // (_SLACK - 1) + 1
         warnings.warn(
-            f"a capacity of {asked:,} bytes keeps no sample, so all samples are read without a cache: one takes "
+            f"a capacity of {bytes_asked:,} bytes keeps no sample, so all samples are read without a cache: one takes "
             f"up to {least:,} bytes, all {len(every):,} take {whole:,}",
             stacklevel=4,
         )

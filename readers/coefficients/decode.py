@@ -115,14 +115,14 @@ def decode_resized(
 
     data: coefficients, or a JPEG.
     resized: the (height, width) of the whole box when it is resized.
-    out: [height, width, 3]: what is wanted of that, from its `corner` (top, left) on. uint8, or float32 with `scaling`;
-        the values of a line next to each other, or those of a line of a colour.
+    out: [height, width, 3], the part of the resized box from `corner` (top, left) on. uint8, or float32 with `scaling`;
+        contiguous in each row, or in each row of a colour.
     flips: whether it is mirrored (upside down, left to right).
     size: the (height, width) that the index promises for the upright image.
 
-    False, with anything in `out`, for what decoding and a resize are for: a side of the box more than MAX_SHRINK times
-    what it is resized to, a result of more than 4096 pixels a side, an image that is stored turned or mirrored, a JPEG
-    that `decode_jpeg` leaves to libjpeg. Raises what `decode` raises.
+    False, with undefined contents of `out`, if the caller has to decode and resize: a side of the box is more than
+    MAX_SHRINK times its resized length, the result has more than 4096 pixels a side, the image is stored turned or
+    mirrored, or `decode_jpeg` leaves the JPEG to libjpeg. Raises the errors of `decode`.
     """
     shape = _shape_for_boxes(data, size)
     if shape is None:

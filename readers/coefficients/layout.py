@@ -172,6 +172,6 @@ def parse_coefficients(data: Buffer) -> Shape:
 def check_sum(data: Buffer, shape: Shape) -> None:
     """Raise BadSampleError if the CRC32C in the header is not that of the bytes."""
     expected = int.from_bytes(data[8:12], "little")
-    found = crc32c(memoryview(data)[_SUMMED_FROM : shape.total_bytes])
-    if found != expected:
-        raise BadSampleError(f"{MEDIUM} image: its bytes have the CRC32C {found:08x}, not {expected:08x} (damaged)")
+    actual = crc32c(memoryview(data)[_SUMMED_FROM : shape.total_bytes])
+    if actual != expected:
+        raise BadSampleError(f"{MEDIUM} image: its bytes have the CRC32C {actual:08x}, not {expected:08x} (damaged)")

@@ -185,7 +185,7 @@ def _define(state: _State, frame: Frame | None, marker: int, body: bytes) -> Non
 @lru_cache(maxsize=_KEPT_SEGMENTS)
 def _read_quantisation(body: bytes) -> dict[int, npt.NDArray[np.int64]]:
     """The multipliers of each table, int64 [64], by table number. Raises Refused."""
-    found: dict[int, npt.NDArray[np.int64]] = {}
+    tables: dict[int, npt.NDArray[np.int64]] = {}
     at = 0
     while at < len(body):
         wide, number = divmod(body[at], 16)
@@ -193,16 +193,16 @@ def _read_quantisation(body: bytes) -> dict[int, npt.NDArray[np.int64]]:
         stop = at + 1 + _COEFFICIENTS * dtype.itemsize
         if wide > 1 or number > 3 or stop > len(body):
             raise Refused("a damaged table of quantisation")
-        found[number] = np.frombuffer(body[at + 1 : stop], dtype).astype(np.int64)
-        found[number].flags.writeable = False
+        tables[number] = np.frombuffer(body[at + 1 : stop], dtype).astype(np.int64)
+        tables[number].flags.writeable = False
         at = stop
-    return found
+    return tables
 
 
 @lru_cache(maxsize=_KEPT_SEGMENTS)
 def _read_huffman(body: bytes) -> dict[tuple[int, int], HuffmanTable]:
     """The tables by (kind, number); the kind is 0 for DC and 1 for AC. Raises Refused."""
-    found: dict[tuple[int, int], HuffmanTable] = {}
+    tables: dict[tuple[int, int], HuffmanTable] = {}
     at = 0
     while at < len(body):
         kind, number = divmod(body[at], 16)
@@ -210,9 +210,9 @@ def _read_huffman(body: bytes) -> dict[tuple[int, int], HuffmanTable]:
         stop = at + 17 + sum(counts)
         if kind > 1 or number > 3 or len(counts) < 16 or stop > len(body):
             raise Refused("a damaged Huffman table")
-        found[kind, number] = HuffmanTable(counts, body[at + 17 : stop])
+        tables[kind, number] = HuffmanTable(counts, body[at + 17 : stop])
         at = stop
-    return found
+    return tables
 
 
 def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, stop: int) -> None:

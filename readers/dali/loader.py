@@ -186,8 +186,8 @@ class DaliLoader(FeedLoader):
         self._idle: _Batches | None = None  # a pipeline at the end of an epoch
         pipeline(self._source, self.options, graph=graph)  # only checks the arguments; nothing is started
         feed = self._source.feed
-        asked = ranks or Ranks()
-        super().__init__(replace(feed, options=replace(feed.options, rank=asked.rank, world_size=asked.world_size)))
+        stated = ranks or Ranks()
+        super().__init__(replace(feed, options=replace(feed.options, rank=stated.rank, world_size=stated.world_size)))
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -257,8 +257,8 @@ class _Batches:
                 break
             except StopIteration:
                 self._run = None
-                found = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
-                raise WorkerError(f"{found}; start the loop again from the last state_dict") from None
+                ended = f"DALI ended epoch {self._number} after {self._step} of {self._batches} batches"
+                raise WorkerError(f"{ended}; start the loop again from the last state_dict") from None
             except BadField as bad:
                 self._run = None  # its prefetched batches contain the bad sample
                 self._leave_out(bad.row, bad.position, bad.error)

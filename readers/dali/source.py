@@ -106,9 +106,9 @@ class Source:
         ranks: Ranks | None = None,
         on_error: OnError = "raise",
     ) -> None:
-        given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
+        ordering = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
         made = made_of("a graph of DALI draws by itself" if augment is None else [augment], "RGB", on_error)
-        feed = Feed.of(reader, batch_size, DECODER, **given, made=made)  # type: ignore[arg-type]
+        feed = Feed.of(reader, batch_size, DECODER, **ordering, made=made)  # type: ignore[arg-type]
         Fields(("label",), reader).refuse_targets("DALI")
         self.feed = feed.ranked()
         self.feed.schedule()

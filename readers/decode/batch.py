@@ -139,8 +139,8 @@ class ListDecoder:
     def probe(self) -> str:
         """Why this decoder cannot be used; "" if it decodes a known good image."""
         try:
-            (found,) = self.call([torch.from_numpy(np.frombuffer(PROBE, np.uint8).copy())])
-            seen = {at: tuple(found[:, at[0], at[1]].tolist()) for at in _PROBED}
+            (image,) = self.call([torch.from_numpy(np.frombuffer(PROBE, np.uint8).copy())])
+            seen = {at: tuple(image[:, at[0], at[1]].tolist()) for at in _PROBED}
         except Exception as error:  # whatever a library raises
             return reason_of(error)
         apart = max(abs(a - b) for at, known in _PROBED.items() for a, b in zip(known, seen[at], strict=True))
@@ -150,13 +150,13 @@ class ListDecoder:
         if not images:
             return []
         encoded = [torch.from_numpy(lent(np.frombuffer(image, np.uint8))) for image in images]
-        found: Sequence[torch.Tensor | BadSampleError]
+        results: Sequence[torch.Tensor | BadSampleError]
         try:
-            found = self._call(encoded)
+            results = self._call(encoded)
         except Exception as error:  # whatever a library raises
             self._check_device(error)
-            found = self._halve(encoded, error)
-        made = [self._picture(*row) for row in zip(found, headers, images, strict=True)]
+            results = self._halve(encoded, error)
+        made = [self._picture(*row) for row in zip(results, headers, images, strict=True)]
         refused = [one for one in made if isinstance(one, BadSampleError)]
         self._seen[""] += len(made) - len(refused)
         if refused:
@@ -174,14 +174,14 @@ class ListDecoder:
         """Find the images on which a call failed, by halving the list."""
         if len(encoded) == 1:
             return [BadSampleError(f"jpeg image: {self.name}: {reason_of(error)}")]
-        found: list[torch.Tensor | BadSampleError] = []
+        results: list[torch.Tensor | BadSampleError] = []
         half = len(encoded) // 2
         for some in (encoded[:half], encoded[half:]):
             try:
-                found += self._call(some)
+                results += self._call(some)
             except Exception as again:  # as above
-                found += self._halve(some, again)
-        return found
+                results += self._halve(some, again)
+        return results
 
     def _check_device(self, error: Exception) -> None:
         """Raise DeviceError if the probe fails now, because then no image is at fault."""
@@ -201,16 +201,16 @@ class ListDecoder:
                 f"far for the same reason: {refused[0]}; give decoder='cpu'"
             )
 
-    def _picture(self, found: torch.Tensor | BadSampleError, header: ImageHeader, image: Buffer) -> Decoded:
-        if isinstance(found, BadSampleError):
-            return found
+    def _picture(self, result: torch.Tensor | BadSampleError, header: ImageHeader, image: Buffer) -> Decoded:
+        if isinstance(result, BadSampleError):
+            return result
         size, orientation = (header.height, header.width), header.orientation
         if self.turns and orientation != 1 and exif_orientation(image) == orientation:
             size, orientation = header.upright_size, 1  # unless only XMP has the orientation
-        if found.dtype != torch.uint8 or tuple(found.shape) != (3, *size):
-            seen = f"{found.dtype} {list(found.shape)}"
+        if result.dtype != torch.uint8 or tuple(result.shape) != (3, *size):
+            seen = f"{result.dtype} {list(result.shape)}"
             return BadSampleError(f"jpeg image: {self.name}: expected torch.uint8 {[3, *size]}, found {seen}")
-        return Picture(found, orientation)
+        return Picture(result, orientation)
 
 
 @dataclass(frozen=True)
@@ -270,14 +270,14 @@ def open_decoder(name: DecoderName, device: torch.device, images: str = "images"
 def decoders_here(device: torch.device) -> dict[str, str]:
     """For each library, "" if it decodes on this device, or why not; for "engine", whether the GPU has a JPEG engine:
     "yes", "no", or "" if unknown."""
-    found = dict.fromkeys(_REGISTRY, "")
+    faults = dict.fromkeys(_REGISTRY, "")
     for library in _REGISTRY:
         try:
             _open(library, device)
         except (MissingExtraError, DeviceError) as error:
-            found[library] = str(error)
-    found["engine"] = {True: "yes", False: "no", None: ""}[_has_engine(device)]
-    return found
+            faults[library] = str(error)
+    faults["engine"] = {True: "yes", False: "no", None: ""}[_has_engine(device)]
+    return faults
 
 
 def _open(name: str, device: torch.device) -> ListDecoder:

@@ -178,9 +178,9 @@ def _load(image: Image, header: ImageHeader) -> None:
     """Decode the image. Raises BadSampleError if its size differs from its header."""
     image.load()
     expected = header.upright_size if header.media == "tiff" else (header.height, header.width)
-    found = (image.height, image.width)
-    if found != expected:
-        raise BadSampleError(f"expected {expected} pixels (height, width), found {found}")
+    size = (image.height, image.width)
+    if size != expected:
+        raise BadSampleError(f"expected {expected} pixels (height, width), found {size}")
 
 
 def _layout_of(image: Image) -> str:
@@ -331,11 +331,11 @@ def _decode_rows(
     memory = scratch.pixels(rows * width * 3)
     try:
         # strict: without it even images on which libjpeg gives up pass for decoded, with the old contents of `memory`.
-        found = simplejpeg.decode_jpeg(source, "RGB", fastupsample=coarse, buffer=memory, strict=True, **options)
+        decoded = simplejpeg.decode_jpeg(source, "RGB", fastupsample=coarse, buffer=memory, strict=True, **options)
     except ValueError as error:
         if not harmless(str(error)) or not has_clean_header(source):
             return None
         # It raised behind the last row: the pixels are where they belong.
         return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
-    pixels: npt.NDArray[np.uint8] | None = found if found.shape == shape else None
+    pixels: npt.NDArray[np.uint8] | None = decoded if decoded.shape == shape else None
     return pixels

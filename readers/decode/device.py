@@ -285,7 +285,7 @@ def has_jpeg_engine(maps: Path = Path("/proc/self/maps")) -> bool | None:
 
     maps: lists the files that are mapped into this process. A decoder must have been loaded before.
     """
-    found = None
+    has_engine = None
     for library in find_library("libnvjpeg", maps):
         try:
             nvjpeg = ctypes.CDLL(library)
@@ -296,8 +296,8 @@ def has_jpeg_engine(maps: Path = Path("/proc/self/maps")) -> bool | None:
         if status == _SUCCESS:
             nvjpeg.nvjpegDestroy(handle)
             return True
-        found = False
-    return found
+        has_engine = False
+    return has_engine
 
 
 # JPEGs by torchcodec: nvJPEG on NVIDIA's GPUs, libjpeg-turbo on the CPU. Needs `pip install 'packer-vision[gpu]'`.

@@ -87,8 +87,8 @@ def check_header(header: ImageHeader, size: tuple[int, int] | None = None) -> No
     size: the upright (height, width) in the index, None if unknown.
     """
     if size is not None and header.upright_size != size:
-        found = header.upright_size
-        raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {found}")
+        actual = header.upright_size
+        raise BadSampleError(f"{header.media} image: the index says {size[0]} x {size[1]} pixels, found {actual}")
     if header.height * header.width > MAX_PIXELS:
         raise BadSampleError(f"{header.height} x {header.width} pixels are more than the {MAX_PIXELS} that are decoded")
 

@@ -150,8 +150,12 @@ class MetricsCallback(Callback):  # type: ignore[misc]
 
     def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
         """Start the meters of the loaders of this epoch; new loaders get new meters."""
-        given = trainer.train_dataloader
-        loaders = {f"{name}/": one for name, one in given.items()} if isinstance(given, Mapping) else {"": given}
+        dataloader = trainer.train_dataloader
+        loaders = (
+            {f"{name}/": one for name, one in dataloader.items()}
+            if isinstance(dataloader, Mapping)
+            else {"": dataloader}
+        )
         if list(loaders.values()) != [meter.loader for meter in self._meters.values()]:
             self._meters = {f"{self.prefix}{name}": Meter(loader) for name, loader in loaders.items()}
             self._logged = trainer.global_step

@@ -58,12 +58,12 @@ class LoaderCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, loader: ImageLoader) -> None:
         self._loader = loader
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         state.stateful_callbacks[_NAME] = {"args": {}, "attributes": {"state": self._loader.state_dict()}}
 
     on_epoch_end = on_step_end
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Load the state of the loader from the checkpoint.
 
         Raises TrainerError if it is missing in the middle of an epoch, or if the position of the Trainer differs.
@@ -107,29 +107,29 @@ class MetricsCallback(TrainerCallback):  # type: ignore[misc]
     def __init__(self, trainer: Any, prefix: str = "packer/") -> None:
         self._trainer, self.prefix, self._meter = trainer, prefix, Meter(())
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **given: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any = None, **kwargs: Any) -> None:
         self._meter = Meter(getattr(self._trainer, "train_loader", train_dataloader))
 
-    def on_step_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called after the batches of an update were loaded."""
         self._meter.took(args.train_batch_size * args.gradient_accumulation_steps)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._meter.ask()
 
     on_epoch_begin = on_step_end
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._meter.end()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Restart the meter after evaluation and saving, so that they are not counted as waiting for data."""
         self._meter.end()
         self._meter.ask()
 
     on_save = on_evaluate
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **given: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if state.is_world_process_zero and "loss" in (logs or {}):
             self._trainer.log(self._meter.metrics(prefix=self.prefix))
 
@@ -140,15 +140,15 @@ class LoaderTrainer(Trainer):  # type: ignore[misc]
     The batch size is that of the loader. Batches must be dictionaries, so pass the loader a mapping as `fields`.
     """
 
-    def __init__(self, *given: Any, train_loader: ImageLoader, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, *args: Any, train_loader: ImageLoader, **options: Any) -> None:
+        super().__init__(*args, **options)
         self.train_loader = train_loader
         self.args.ignore_data_skip = True  # the loader's state determines the next batch
         self.args.per_device_train_batch_size = train_loader.batch_size
         self._train_batch_size = train_loader.batch_size
         self.add_callback(LoaderCallback(train_loader))
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *given: Any, **options: Any) -> Any:
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **options: Any) -> Any:
         """As `Trainer.train`; True resumes from the last complete checkpoint.
 
         Raises TrainerError for an incomplete checkpoint.
@@ -163,7 +163,7 @@ class LoaderTrainer(Trainer):  # type: ignore[misc]
                 f"is written last, so the Trainer would begin with step 0; resume_from_checkpoint=True takes the last "
                 f"complete one"
             )
-        return super().train(resume_from_checkpoint, *given, **options)
+        return super().train(resume_from_checkpoint, *args, **options)
 
     def get_train_dataloader(self) -> Any:
         return self.train_loader

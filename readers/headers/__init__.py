@@ -111,8 +111,8 @@ def parse_header(data: Buffer) -> ImageHeader:
         if foreign == "DICOM":
             advice = "write its pixels as an array:  numpy.save('x.npy', pydicom.dcmread(path).pixel_array)"
         raise BadSampleError(f"image, byte 0: found {foreign}, an unsupported image format; {advice}")
-    found = bytes(data[:8]).hex(" ") or "no bytes"
-    raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_FORMATS)}, found {found}")
+    start = bytes(data[:8]).hex(" ") or "no bytes"
+    raise BadSampleError(f"image, byte 0: expected the magic of {', '.join(_FORMATS)}, found {start}")
 
 
 def parse_any(data: Buffer) -> ImageHeader:

@@ -90,9 +90,9 @@ def parse_png(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     length, kind, width, height, _bits, colour, crc = unpack("png", _PNG_FIRST, data, 8)
     if kind != b"IHDR" or length != 13:
         raise bad("png", 8, "a chunk IHDR of 13 bytes", f"{kind!r} of {length}")
-    found = zlib.crc32(data[12:29])
-    if found != crc:
-        raise bad("png", 29, f"the CRC of IHDR {found:08X}", f"{crc:08X}")
+    actual = zlib.crc32(data[12:29])
+    if actual != crc:
+        raise bad("png", 29, f"the CRC of IHDR {actual:08X}", f"{crc:08X}")
     check_size("png", 16, height, width)
     if colour not in _PNG_COMPONENTS:
         raise bad("png", 25, "a colour type of 0, 2, 3, 4 or 6", colour)
@@ -199,14 +199,14 @@ def parse_webp(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     check_size("webp", start, height, width)
     rotated = UPRIGHT
     if kind == b"VP8X":
-        found: dict[bytes, tuple[int, int]] = {}
+        by_kind: dict[bytes, tuple[int, int]] = {}
         for kind, start, stop in chunks:
-            found.setdefault(kind, (start, stop))
-        if not found.keys() & {b"VP8 ", b"VP8L", b"ANMF"}:
+            by_kind.setdefault(kind, (start, stop))
+        if not by_kind.keys() & {b"VP8 ", b"VP8L", b"ANMF"}:
             raise bad("webp", end, "a chunk VP8, VP8L or ANMF after VP8X", "none")
-        rotated = orientation(data, *found[b"EXIF"]) if b"EXIF" in found else 0
-        if not rotated and b"XMP " in found and not exif_only:
-            rotated = xmp_orientation(data, *found[b"XMP "])
+        rotated = orientation(data, *by_kind[b"EXIF"]) if b"EXIF" in by_kind else 0
+        if not rotated and b"XMP " in by_kind and not exif_only:
+            rotated = xmp_orientation(data, *by_kind[b"XMP "])
     return ImageHeader("webp", height, width, components, 0, rotated or UPRIGHT)
 
 
@@ -567,10 +567,10 @@ def parse_tiff(data: Buffer, *, exif_only: bool = False) -> ImageHeader:
     if not 1 <= components <= 255:
         raise bad("tiff", at, "1 to 255 samples per pixel", components)
     _check_pixels(data, layout, tags, at)
-    found, xmp = tags.get(_ORIENTATION), tags.get(_TIFF_XMP)
+    orientation, xmp = tags.get(_ORIENTATION), tags.get(_TIFF_XMP)
     rotated = UPRIGHT
-    if found is not None and found.total:
-        rotated = _first_orientation(layout.order, found.kind, data, found.at)
+    if orientation is not None and orientation.total:
+        rotated = _first_orientation(layout.order, orientation.kind, data, orientation.at)
     elif xmp is not None and not exif_only:
         rotated = xmp_orientation(data, xmp.at, xmp.at + xmp.total) or UPRIGHT
     return ImageHeader("tiff", height, width, components, 0, rotated)

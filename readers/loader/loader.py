@@ -142,9 +142,9 @@ class ImageLoader(FeedLoader):
         self._timers: LoopTimers | None = None
         self._seen: Totals = Counter()
         self._slot, self._notes_depth = TraceSlot(), True
-        given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
+        ordering = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
         made_by = made_of([recipe.ops for recipe in self._recipes], self.decode, on_error)
-        super().__init__(Feed.of(reader, batch_size, self.decoder, **given, made=made_by))  # type: ignore[arg-type]
+        super().__init__(Feed.of(reader, batch_size, self.decoder, **ordering, made=made_by))  # type: ignore[arg-type]
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -251,10 +251,10 @@ class ImageLoader(FeedLoader):
     def _work(self, feed: Feed, fields: FieldWork | None) -> EpochWork:
         """The work of the threads in an epoch."""
         if self.decode == "unchanged":
-            given = (feed, self._recipes, self._finish_images, without_memory, self._classes, fields)
-            return UnchangedWork(*given, memory=self._memory.images, dtype=None if self._own_dtype else self.dtype)
-        given = (feed, self._recipes, self._finish_images, self._memory.images, self._classes, fields)
-        work = EpochWork(*given) if self._path is None else self._path.work(*given)
+            arguments = (feed, self._recipes, self._finish_images, without_memory, self._classes, fields)
+            return UnchangedWork(*arguments, memory=self._memory.images, dtype=None if self._own_dtype else self.dtype)
+        arguments = (feed, self._recipes, self._finish_images, self._memory.images, self._classes, fields)
+        work = EpochWork(*arguments) if self._path is None else self._path.work(*arguments)
         work.exact_colours, work.compiled = self.exact_colours, self._compiled
         work.notes_depth = self._notes_depth
         return work

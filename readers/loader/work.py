@@ -276,8 +276,8 @@ class EpochWork:
         tables = [table[some] for table in batch.tables if table is not None]
         if len(tables) < len(left):
             return done, left
-        given = zip(tables, pixels, out, strict=True)
-        made = [tools.render_boxes(data, table, sizes, *both) for table, *both in given]
+        tasks = zip(tables, pixels, out, strict=True)
+        made = [tools.render_boxes(data, table, sizes, *both) for table, *both in tasks]
         done = list(map(all, zip(*(rows for rows, _ in made), strict=True)))
         for jobs, (_, is_finished) in zip(left, made, strict=True):
             for row, job in enumerate(jobs):
@@ -310,8 +310,8 @@ class EpochWork:
                 raise data
             if row in batch.bad_boxes:
                 raise batch.bad_boxes[row]
-            given = zip(batch.jobs, places, results, strict=True)
-            return [tools.render(data, jobs[row], batch.sizes[row], *where) for jobs, *where in given]
+            tasks = zip(batch.jobs, places, results, strict=True)
+            return [tools.render(data, jobs[row], batch.sizes[row], *where) for jobs, *where in tasks]
         except SAMPLE_ERRORS as error:
             return self._render_again(batch, row, error, tools, places)
 
@@ -347,8 +347,8 @@ class EpochWork:
         """The plans of some samples by view, and the sizes of their upright images."""
         heights, widths = upright_sides(self._images.image_info(indices))
         # An unreadable header gives size 0; decoding the image then raises the reason.
-        given = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
-        plans = [recipe.plan(*given, view=view) for view, recipe in enumerate(self.recipes)]
+        arguments = (self.feed.seed, self._epoch, positions, np.maximum(heights, 1), np.maximum(widths, 1))
+        plans = [recipe.plan(*arguments, view=view) for view, recipe in enumerate(self.recipes)]
         if self.exact_colours:
             for plan in plans:
                 plan.interpolate_colours()

@@ -150,8 +150,8 @@ def _shards(reader: Reader, format: str) -> list[Path]:
         raise DatasetError(f"{reader.path}: {len(unlabelled)} samples have no label, as rocAL's readers need")
     for shard in reader.split_info.shards:
         if shard.bytes >= _MOST_SHARD_BYTES:
-            found = f"{shard.path} has {shard.bytes} bytes"
-            raise DatasetError(f"{found}, rocAL reads less than 4 GiB: pack smaller shards")
+            size = f"{shard.path} has {shard.bytes} bytes"
+            raise DatasetError(f"{size}, rocAL reads less than 4 GiB: pack smaller shards")
     return [reader.path / shard.path for shard in reader.split_info.shards]
 
 

@@ -438,7 +438,7 @@ class RocalLoader:
     def state_dict(self) -> dict[str, Any]:
         """The position as a small dictionary of plain values, the same on every rank, for any number of ranks.
 
-        It determines the next samples. The random numbers of rocAL are not part of it, so crops are drawn anew.
+        It determines the next samples. The random numbers of rocAL are not part of it, so a resume draws new crops.
         """
         return self.source.state_dict()
 

@@ -208,9 +208,9 @@ def external_source(
     """
     if batch_size < 2:
         raise ValueError(f"rocAL needs a batch_size of 2 or more, not {batch_size}")
-    given = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
+    ordering = {"order": order, "shuffle": shuffle, "seed": seed, "ranks": ranks, "on_error": on_error}
     made = {"ops": "rocAL's operators draw by themselves", "on_error": on_error}
-    feed = Feed.of(reader, batch_size, DECODER, **given, made=made).ranked()  # type: ignore[arg-type]
+    feed = Feed.of(reader, batch_size, DECODER, **ordering, made=made).ranked()  # type: ignore[arg-type]
     Fields(("label",), reader).refuse_targets("rocAL")
     if max_height is None or max_width is None:
         largest = limits_of(reader, cap=_MAX_SIDE)

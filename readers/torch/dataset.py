@@ -244,13 +244,13 @@ class ImageDataset(Dataset[Any]):
             images = kind_of_first(reader) if own else ("uint8", 3)
             recipe = Recipe(transform, images, compose=compose == "auto")
             self._ops = OpRenderer(recipe, exact_colours, unchanged=own, compiled=self._compiled)
-        asked = Fields(fields, reader, self._main)
+        requested = Fields(fields, reader, self._main)
         if isinstance(transform, Sequence):
-            asked.check_ops(transform)
+            requested.check_ops(transform)
         elif transform is not None:
-            asked.check_apart("a function as transform sees only the image", "give a list of readers.augment ops")
-        one_size = self._ops is not None and self._ops.out_size is not None and "image" in asked.wanted
-        self._maker = ItemMaker(asked, target_transform, self._main, tensors=output == "tensor", one_size=one_size)
+            requested.check_apart("a function as transform sees only the image", "give a list of readers.augment ops")
+        one_size = self._ops is not None and self._ops.out_size is not None and "image" in requested.wanted
+        self._maker = ItemMaker(requested, target_transform, self._main, tensors=output == "tensor", one_size=one_size)
         if self._ops is not None and decode is None:
             raise ValueError("ops need decoded images: leave out decode=None, or give a callable as transform")
         if own and output == "pil":
@@ -562,8 +562,8 @@ class ImageDataset(Dataset[Any]):
 
 
 class _Plan(NamedTuple):
-    """What is done to the images of some samples. images: the memory of a batch, and their places in it; done: which
-    of them are there already."""
+    """The processing of the images of some samples. images: the memory of a batch, and their places in it; done: the
+    images that are already there."""
 
     tasks: Sequence[Task | Exception | None]
     images: torch.Tensor | None

@@ -1,4 +1,4 @@
-"""What the compiled codec makes of JPEGs on this machine, as digests, to be compared between machines.
+"""Digests of the compiled codec's pixels on this machine, for comparison between machines.
 
     PYTHONPATH=SITE python digests.py FOLDER [VARIANT] > digests.json
 

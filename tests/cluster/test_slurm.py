@@ -1,4 +1,4 @@
-"""The batch scripts of examples/slurm, and what else runs in jobs, on a real Slurm; see two_nodes.py.
+"""The batch scripts of examples/slurm, and other commands in jobs, on a real Slurm; see two_nodes.py.
 
 Run by `make test-slurm`, as root. It takes minutes: Slurm keeps time limits to within a minute.
 """
@@ -44,7 +44,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small set on what all nodes share."""
+    """A small set on the shared disk of all nodes."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("source") / "set"
     make_tree(tree)
     packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=1))
@@ -161,7 +161,7 @@ def test_convert_and_train_with_one_task_a_rank(cluster: Cluster) -> None:
 
 
 def test_one_node_stages_trains_and_cleans_up(cluster: Cluster, source: Path) -> None:
-    """When it ends by itself, and when it is cancelled in the middle."""
+    """At its normal end, and when it is cancelled in the middle."""
     options = ("--gpus-per-node=1", "--nodelist=n9", "--time=10")
     environ = {"SET": source, "TMPDIR": cluster.local}
     job = submitted(

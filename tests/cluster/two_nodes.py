@@ -87,7 +87,7 @@ _HOSTS = "127.0.0.1 localhost\n10.0.0.1 ctl\n10.0.0.9 n9\n10.0.0.10 n10\n"
 
 
 def missing() -> str:
-    """What keeps a cluster from starting here, "" where nothing does."""
+    """The reason why a cluster cannot start here, or ""."""
     lacking = sorted({package for program, package in _PROGRAMS.items() if shutil.which(program) is None})
     if lacking:
         return f"no Slurm here: apt-get install {' '.join(lacking)}"
@@ -201,7 +201,7 @@ class Cluster:
         return self.on(node, "find", self.local, "/dev/shm", "-type", "f").split()
 
     def processes(self) -> str:
-        """What runs besides the daemons, by pid and command."""
+        """The processes other than the daemons, by pid and command."""
         daemons = ("slurm", ": slurmscriptd", "munged", "unshare", "nsenter", "ps ")
         lines = self.run("ps", "-eo", "pid=,args=").splitlines()
         return "\n".join(

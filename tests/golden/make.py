@@ -107,7 +107,7 @@ def edit() -> Path:
 
 
 def separate() -> Path:
-    """A set with a field in shards of its own."""
+    """A set with a field in separate shards."""
     shutil.copytree("set-hdf5", "set-separate")
     Path("more").mkdir()
     Path("more/image-1.txt").write_text("more of it")
@@ -144,7 +144,7 @@ def orders(samples: int) -> dict[str, Order]:
 
 
 def describe_orders() -> dict[str, Any]:
-    """What each order makes of MANY samples: the first ones, and the CRC32C of all of three epochs as int64."""
+    """The result of each order for MANY samples: the first ones, and the CRC32C of all of three epochs as int64."""
     found = {}
     for name, order in orders(MANY).items():
         epochs = [order.indices(epoch, np.arange(len(order))) for epoch in range(3)]
@@ -212,7 +212,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def main() -> None:
-    """Write what is missing."""
+    """Write the missing files."""
     with tempfile.TemporaryDirectory() as scratch, inside(Path(scratch)):
         if not (HERE / "source.tar.xz").exists():
             write_source(Path("made"))

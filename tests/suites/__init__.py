@@ -1,4 +1,4 @@
-"""Contracts, as classes of tests: what every implementation of a seam promises.
+"""Contracts, as classes of tests: the promises of every implementation of a seam.
 
 A suite is a base class without a name that pytest collects. The test of an implementation subclasses it and says, with
 one or two fixtures, how to make one; it then has every test of the contract. What an implementation promises besides

@@ -35,7 +35,7 @@ globalThis.$$ = selector => [...document.querySelectorAll(selector)];"""
 
 
 def find_chromium() -> str:
-    """The path of Chromium. Where there is none the test is skipped, or fails if PACKER_TEST_CHROMIUM is "required"."""
+    """The path of Chromium. Without one the test is skipped, or fails if PACKER_TEST_CHROMIUM is "required"."""
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         assert os.environ.get("PACKER_TEST_CHROMIUM") != "required", "no Chromium was found"
@@ -155,7 +155,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", mobile=False, **size)
 
     def key(self, *names: str, control: bool = False) -> None:
-        """Press keys, one after the other: characters, or names as of KeyboardEvent.key."""
+        """Press keys in turn: characters, or names as of KeyboardEvent.key."""
         for name in names:
             key = {"key": name, "windowsVirtualKeyCode": _KEYS.get(name, ord(name.upper()) if len(name) == 1 else 0)}
             text = {"Enter": "\r"}.get(name, name if len(name) == 1 and not control else "")
@@ -196,7 +196,7 @@ class Page:
         return [json.dumps(one)[:600] for one in (*thrown, *logged, *called, *dialogs)][self._forgiven :]
 
     def forgive(self) -> None:
-        """What it complained of up to now was expected."""
+        """Discard the complaints so far, which were expected."""
         self._forgiven += len(self.complaints)
 
     def close(self) -> None:

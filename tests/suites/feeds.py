@@ -1,4 +1,4 @@
-"""What each feed of batches promises.
+"""The promises of each feed of batches.
 
 A loop over a feed is one epoch: the samples of its order, each once (tail "exact"), the image and the label of a row of
 the same sample. The order follows from seed and epoch alone, so it is the same in every run, on any number of ranks
@@ -74,7 +74,7 @@ def expected(epoch: int, seed: int = SEED) -> list[int]:
 
 
 def labels_of(batch: Rows) -> list[int]:
-    """Of a batch whose images are those of its labels."""
+    """Of a batch whose images match its labels."""
     assert batch.images.shape == (len(batch.labels), 3, SIDE, SIDE)
     assert numbers_of(batch.images, 0, 1) == batch.labels, "an image has another one's label"
     return batch.labels
@@ -86,7 +86,7 @@ def epoch_of(feed: Feed) -> list[int]:
 
 
 def dealt(parts: list[list[int]]) -> list[int]:
-    """What ranks were handed together, sorted."""
+    """The samples of all ranks, sorted."""
     return sorted(label for part in parts for label in part)
 
 

@@ -1,4 +1,4 @@
-"""Runs a script after taking away what Windows lacks, or macOS: python foreign_system.py PLATFORM SCRIPT
+"""Runs a script without the system calls that Windows, or macOS, lacks: python foreign_system.py PLATFORM SCRIPT
 
 Modules that the standard library has loaded for Linux stay as they are, so a packer that starts processes is not shown.
 """

@@ -1,4 +1,4 @@
-"""What every backend of the shared cache promises. A subclass says how to open one."""
+"""The promises of every backend of the shared cache. A subclass says how to open one."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ class Page:
             assert status == 0 or expected.strip(" …\n"), f"{block}: $ {command}\nends with {status}\n{output}"
 
     def _run(self, words: Sequence[str]) -> tuple[str, int]:
-        """What a command prints, and its exit status."""
+        """The output of a command, and its exit status."""
         if words[0] == "packer":
             done = run_packer(*words[1:], stderr=subprocess.STDOUT, timeout=_SECONDS)
             return done.stdout, done.returncode
@@ -209,7 +209,7 @@ class Page:
         return _forked(words[6:], ranks)
 
     def _together(self, steps: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-        """Commands of one shell: what each prints, and its exit status."""
+        """Commands of one shell: the output of each, and its exit status."""
         mark, lines = "\x1e", []
         for command, _ in steps:
             lines += [command, f"status=$?; printf '{mark}%d{mark}' $status; (exit $status)"]
@@ -317,7 +317,7 @@ def _parse_python(block: Block) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module; None where it is one of ours that needs a package which is not installed."""
+    """A module; None for a module of packer that needs a package which is not installed."""
     assert importlib.util.find_spec(name), f"there is no module {name}"
     try:
         return importlib.import_module(name)

@@ -134,13 +134,13 @@ def run_warm(
 
 
 def _fixed(env: dict[str, str]) -> Any:
-    """What a fork cannot change any more."""
+    """The settings that a fork can no longer change."""
     variables = {name: value for name, value in env.items() if name.startswith(_AT_START)}
     return variables, [resource.getrlimit(limit) for limit in _LIMITS], os.geteuid()
 
 
 def serve(descriptor: int) -> None:
-    """Fork for each command that comes, until the other side is gone."""
+    """Fork for each incoming command, until the other side disconnects."""
     wait_for_no_disk()
     for package in map(importlib.import_module, _PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):

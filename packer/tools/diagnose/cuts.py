@@ -184,17 +184,17 @@ class RecordedCuts(Cuts):
                 break
         return samples
 
-    def _stage(self, number: int, what: str) -> Stage:
+    def _stage(self, number: int, work: str) -> Stage:
         samples = self._samples
         seconds, cpu = (
             fmean(sample.seconds[number] for sample in samples),
             fmean(sample.cpu[number] for sample in samples),
         )
         if not number:
-            return Stage("read", what, seconds, cpu)
+            return Stage("read", work, seconds, cpu)
         copying = fmean(sample.copying[number - 1] for sample in samples)
         kept_bytes = sum(tree_bytes(sample.values[number - 1]) for sample in samples)
-        return Stage(f"transform {number}", what, seconds, cpu, copying, kept_bytes)
+        return Stage(f"transform {number}", work, seconds, cpu, copying, kept_bytes)
 
 
 class _Recorder:

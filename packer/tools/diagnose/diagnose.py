@@ -208,9 +208,9 @@ class _Climb:
                 self._time_between(number)
         self._confirm()
         rungs = list[Rung]()
-        for number, (name, what, _) in enumerate(self._lines):
+        for number, (name, description, _) in enumerate(self._lines):
             measured = self._times.get(number)
-            rungs.append(Rung(name, what, measured or rungs[-1].time, measured is not None))
+            rungs.append(Rung(name, description, measured or rungs[-1].time, measured is not None))
         costs = costs_of(rungs, pipeline)
         self._free_alone(costs, rungs)
         pinned, dynamic, again = None, None, self._times[0]
@@ -326,12 +326,12 @@ class _Climb:
             return []
         return [Rung("random", "random data made on the device, new in each step", measured)]
 
-    def _note_drift(self, what: str, first: StepTime, now: StepTime) -> None:
+    def _note_drift(self, subject: str, first: StepTime, now: StepTime) -> None:
         """Add a note if the second time of something differs from the first."""
         apart = now.low > first.high or now.high < first.low
         if apart and abs(now.seconds - first.seconds) > _DRIFT * first.seconds:
             self._notes.append(
-                f"{what} took {in_ms(first.seconds)} a step at first and {in_ms(now.seconds)} at the end: "
+                f"{subject} took {in_ms(first.seconds)} a step at first and {in_ms(now.seconds)} at the end: "
                 f"the load of other processes changed, or the data are in memory now"
             )
 

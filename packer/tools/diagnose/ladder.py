@@ -248,10 +248,10 @@ def _cpu_times() -> tuple[float, float]:
 
     Busy includes the time that a hypervisor took (steal).
     """
-    own, mine = affinity(), list[CpuSeconds]()
+    own, usable = affinity(), list[CpuSeconds]()
     with suppress(OSError):
-        mine = [cpu for number, cpu in cpu_seconds().items() if number in own]
-    return sum(cpu.busy + cpu.steal for cpu in mine), sum(cpu.total for cpu in mine)
+        usable = [cpu for number, cpu in cpu_seconds().items() if number in own]
+    return sum(cpu.busy + cpu.steal for cpu in usable), sum(cpu.total for cpu in usable)
 
 
 def in_ms(seconds: float) -> str:
@@ -289,14 +289,14 @@ def caveats(
     waits = cost.busy and cost.cpu is not None and cost.cpu < _COMPUTES * cost.busy  # so it needs no CPU
     if result.culprit and not waits and busy >= BUSY and jump > SAME * full:
         yield (
-            f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: that stage may only have "
-            f"tipped them over, so compare the stages by 'if free'"
+            f"the CPUs are {busy:.0%} busy on the line '{rung.stage}', where the time jumps: they may have been nearly "
+            f"exhausted before, so compare the stages by 'if free'"
         )
     mean, few = (fmean(each) if each else 0.0 for each in (sizes, replayed))
     if mean > 0 and (pstdev(sizes) > SAME * mean or abs(few - mean) > SAME * mean):
         yield (
             f"batches vary in size, from {min(sizes) / 1e6:.3g} to {max(sizes) / 1e6:.3g} MB, and those that are "
-            f"replayed have {few / 1e6:.3g} MB: only the last line is of all of them"
+            f"replayed have {few / 1e6:.3g} MB: only the last line covers all of them"
         )
     if pipeline.size_error > SAME:
         yield (
@@ -321,7 +321,7 @@ def caveats(
         if stage.copying > max(_NOTICEABLE * seconds, _SMALL * in_worker):
             yield (
                 f"copying recorded values takes {in_ms(stage.copying)} a batch before '{stage.name}', which takes "
-                f"{in_ms(seconds)}: its line is that much too long"
+                f"{in_ms(seconds)}: subtract that from its line"
             )
         fast = seconds >= _SMALL * in_worker and stage.kept_bytes / pipeline.distinct >= _BANDWIDTH * seconds
         if fast and 0 < stage.kept_bytes <= _cpu_cache_bytes():
@@ -409,9 +409,9 @@ def explained(costs: list[StageCost], rungs: list[Rung]) -> tuple[StageCost, ...
         reason = ""
         if abs(cost.added - cost.freed) > 0.2 * full.seconds:
             if full.cpu_busy is not None and full.cpu_busy >= BUSY:
-                reason = f"the CPUs are {full.cpu_busy:.0%} busy, so the stage that comes last tips them over"
+                reason = f"the CPUs are {full.cpu_busy:.0%} busy, so the last stage seems slow"
             elif cost.added < cost.freed:
-                reason = f"the rungs below it hide behind the step of {1e3 * step:.0f} ms"
+                reason = f"earlier stages hide behind the step of {1e3 * step:.0f} ms"
             else:
                 reason = "with it free, another stage is the limit"
         reasoned.append(replace(cost, reason=reason))
@@ -497,8 +497,8 @@ def ladder_table(result: Diagnosis) -> Table:
         rates = [] if size is None else [f"{size * time.per_second:,.0f}"]
         interval = f"{1e3 * time.low:.2f}–{1e3 * time.high:.2f}"
         busy = "–" if time.cpu_busy is None else f"{time.cpu_busy:.0%}"
-        what = rung.what if rung.measured else f"{rung.what} (not measured: as the line before)"
-        rows.append([rung.stage, f"{1e3 * time.seconds:.2f}", *rates, interval, f"{time.per_second:,.2f}", busy, what])
+        work = rung.what if rung.measured else f"{rung.what} (not measured: as the line before)"
+        rows.append([rung.stage, f"{1e3 * time.seconds:.2f}", *rates, interval, f"{time.per_second:,.2f}", busy, work])
     return ["with", "ms/step", *([] if size is None else ["images/s"]), "from–to", "steps/s", "CPUs busy", ""], rows
 
 

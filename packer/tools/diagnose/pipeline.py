@@ -114,10 +114,10 @@ class IterablePipeline(Pipeline):
 
 def module_for(loader: Any) -> Any:
     """The module with `make_pipeline` for loaders of this class; None if there is none."""
-    for module, kind, here in _KNOWN:
+    for module, kind, part in _KNOWN:
         defined = sys.modules.get(module)  # no loader is of this class if the module was never imported
         if defined is not None and isinstance(loader, getattr(defined, kind)):
-            return importlib.import_module(f"packer.tools.diagnose.{here}")
+            return importlib.import_module(f"packer.tools.diagnose.{part}")
     return None
 
 

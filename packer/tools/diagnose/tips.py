@@ -136,10 +136,10 @@ def _costly_members(e: Evidence) -> list[Member]:
     return sorted((m for m in e.facts.members if e.costs(m.stage)), key=lambda member: -e.freed(member.stage))
 
 
-def _computing_members(e: Evidence, *, ours: bool) -> list[Member]:
-    """The costly members that compute, in the user's code (`ours`) or in torchvision."""
+def _computing_members(e: Evidence, *, is_own: bool) -> list[Member]:
+    """The costly members that compute, in the user's code (`is_own`) or in torchvision."""
     return [m for m in _costly_members(e) if not e.waits(m.stage) and (
-        m.module.partition(".")[0] not in _LIBRARIES if ours else m.module.startswith("torchvision"))]  # fmt: skip
+        m.module.partition(".")[0] not in _LIBRARIES if is_own else m.module.startswith("torchvision"))]  # fmt: skip
 
 
 def _fixed(e: Evidence) -> list[Member]:
@@ -212,8 +212,8 @@ def _per_sample(e: Evidence, *stages: str) -> str:
     return f"{in_ms(work / (e.facts.batch_size or 1))} a sample" if work else "much"
 
 
-def _option(e: Evidence, of_torch: str, ours: str) -> str:
-    return ours if e.facts.loader == "ImageLoader" else of_torch
+def _option(e: Evidence, of_torch: str, of_packer: str) -> str:
+    return of_packer if e.facts.loader == "ImageLoader" else of_torch
 
 
 # --- The words for the texts of the rows.
@@ -270,10 +270,10 @@ _WORDS: dict[str, Callable[[Evidence], Any]] = {
     "first": lambda e: _misplaced(e)[0],
     "of_first": lambda e: _per_sample(e, _misplaced(e)[0].stage),
     "crop_of": lambda e: _misplaced(e)[1].name,
-    "mine": lambda e: _computing_members(e, ours=True)[0],
-    "of_mine": lambda e: _per_sample(e, _computing_members(e, ours=True)[0].stage),
-    "theirs": lambda e: _computing_members(e, ours=False)[0],
-    "of_theirs": lambda e: _per_sample(e, _computing_members(e, ours=False)[0].stage),
+    "mine": lambda e: _computing_members(e, is_own=True)[0],
+    "of_mine": lambda e: _per_sample(e, _computing_members(e, is_own=True)[0].stage),
+    "theirs": lambda e: _computing_members(e, is_own=False)[0],
+    "of_theirs": lambda e: _per_sample(e, _computing_members(e, is_own=False)[0].stage),
     "for_gpu": lambda e: listed(_for_gpu(e)),
     "augmenting": lambda e: in_ms(sum(map(e.freed, _augmenting(e)))),
     "copy": lambda e: in_ms(e.added("copy")),
@@ -315,7 +315,7 @@ TIPS: tuple[Tip, ...] = (
         "packer stage {source} --target '$TMPDIR' -- python train.py"),
     Tip("concurrency", "more requests at a time",
         lambda e, f: f.is_shared and f.workers < _MANY_READERS and e.costs("storage"),
-        "{where}: requests wait, and {workers} at a time do not use what it can serve", "{more_readers}"),
+        "{where}: requests wait, and {workers} at a time do not use its capacity", "{more_readers}"),
     Tip("requests", "fewer, larger reads",
         lambda e, f: f.shuffled and f.files in ("remote", "shards") and f.local is not True and e.costs("storage"),
         "{where}, and samples are read one by one in a random order; blocks of 8 MiB take far fewer reads",
@@ -398,12 +398,12 @@ TIPS: tuple[Tip, ...] = (
         "first", "transform = Compose([{crop_of}(size), {first.name}(), *others])",
         _seconds_of_order),
     # Work: libraries and code.
-    Tip("compile", "compile your own transforms", lambda e, f: _computing_members(e, ours=True),
+    Tip("compile", "compile your own transforms", lambda e, f: _computing_members(e, is_own=True),
         "{mine.name}, of {mine.module}, computes {of_mine} on the CPU; loops in Python are 10 to 100 times as fast "
         "when they are compiled",
         "@numba.njit(nogil=True)\ndef work(image): ...\n"
         "op = torch.utils.cpp_extension.load('op', ['op.cpp'])  # where Numba cannot"),
-    Tip("library", "a faster library for augmentation", lambda e, f: _computing_members(e, ours=False),
+    Tip("library", "a faster library for augmentation", lambda e, f: _computing_members(e, is_own=False),
         "{theirs.name} of torchvision takes {of_theirs} on the CPU; a recipe of readers.augment decodes, crops and "
         "resizes in one pass, and albumentations is often faster, too",
         "dataset = ImageDataset(reader, [RandomResizedCrop(224), RandomHorizontalFlip()])"),
@@ -414,7 +414,7 @@ TIPS: tuple[Tip, ...] = (
         "reader = readers.open_folder({place!r})\nloader = ImageLoader(reader, {batch})"),
     Tip("codec", "install the compiled JPEG decoder",
         lambda e, f: f.ours and f.no_codec and f.media == "jpeg" and f.device == "cpu" and e.costs(*_decoding(e)),
-        "decoding an image takes {decoding}, and takes about half with it; {no_codec}", "packer doctor",
+        "decoding an image takes {decoding}, and about half of that with it; {no_codec}", "packer doctor",
         lambda e: e.predict(*_decoding(e), left=_BY_CODEC)),
     Tip("balance", "a format that decodes faster",
         lambda e, f: f.media in ("png", "webp", "tiff", "gif") and e.costs(*_decoding(e)),
@@ -460,7 +460,7 @@ TIPS: tuple[Tip, ...] = (
         and f.loader in ("ImageLoader", "DaliLoader"),
         "batches are made on the GPU, which has {gpu_free} of {gpu_memory} left", "batch_size={half_batch}"),
     Tip("real-step", "measure with the real step", lambda e, f: f.simulated,
-        "the step only waits {step}: the gain is known when the model itself runs on batches in the memory of the "
+        "the step only waits {step}: to know the gain, measure the model itself on batches in the memory of the "
         "device", "packer diagnose train.py:make_loader --step train.py:train_step --device cuda"),
     Tip("watch", "watch the machine over time", lambda e, f: _spread(e) >= _VARIES,
         "{range}: see what the CPUs, disks and GPU do meanwhile",

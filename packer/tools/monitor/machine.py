@@ -135,10 +135,10 @@ def _cpus(readings: Readings) -> None:
     The iowait of a single CPU is meaningless, because a waiting process is on no CPU (proc(5)).
     """
     cpus, own = cpu_seconds(), affinity()
-    mine = [cpu for number, cpu in cpus.items() if number in own]
-    total = sum(cpu.total for cpu in mine)
-    for what in ("busy", "iowait", "steal"):
-        readings.share(f"cpu {what}", sum(getattr(cpu, what) for cpu in mine), total)
+    usable = [cpu for number, cpu in cpus.items() if number in own]
+    total = sum(cpu.total for cpu in usable)
+    for kind in ("busy", "iowait", "steal"):
+        readings.share(f"cpu {kind}", sum(getattr(cpu, kind) for cpu in usable), total)
     for number, cpu in cpus.items():
         readings.share(f"cpu{number} busy", cpu.busy, cpu.total)
 
@@ -174,9 +174,9 @@ def _network(readings: Readings) -> None:
         readings.rate(f"{name} in", counters[name].bytes_recv, full=full)
         readings.rate(f"{name} out", counters[name].bytes_sent, full=full)
     for port in _matching("sys/class/infiniband/*/ports/*/counters"):
-        for what, counter in (("in", "port_rcv_data"), ("out", "port_xmit_data")):
+        for direction, counter in (("in", "port_rcv_data"), ("out", "port_xmit_data")):
             if (words := _number(f"{port}/{counter}")) is not None:
-                readings.rate(f"{port.split('/')[-4]} {what}", 4 * words)
+                readings.rate(f"{port.split('/')[-4]} {direction}", 4 * words)
 
 
 def _file_systems(readings: Readings) -> None:
@@ -199,10 +199,10 @@ def _file_systems(readings: Readings) -> None:
 
 def _pressure(readings: Readings) -> None:
     """Read the shares of time in which some task waited for a CPU, for I/O or for memory."""
-    for what in ("cpu", "io", "memory"):
-        for words in _lines(f"proc/pressure/{what}"):
+    for resource in ("cpu", "io", "memory"):
+        for words in _lines(f"proc/pressure/{resource}"):
             if words[0] == "some":
-                readings.share(f"{what} pressure", int(words[-1].removeprefix("total=")) / 1e6)
+                readings.share(f"{resource} pressure", int(words[-1].removeprefix("total=")) / 1e6)
 
 
 def _exists(path: str) -> bool:

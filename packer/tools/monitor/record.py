@@ -540,7 +540,7 @@ def read_usage(usage: Usage) -> str:
     """Summarize a record in a sentence, with figures."""
     known = usage.percentiles()
     if "cpu busy" not in known:
-        return "too short for a sample: nothing is known"
+        return "the run was too short for a sample"
     full = {one.name: one.full for one in usage.series if one.full and one.name in known}
     sentence = _limit(known, full)
     for name in ("job memory", "memory used"):
@@ -636,9 +636,9 @@ class Comparison:
     def verdict(self) -> str:
         """The rates of B and A, or their run times without rates, and the bottleneck of each, as sentences."""
         first = f"A ran for {human_seconds(self.a.seconds)}, B for {human_seconds(self.b.seconds)}"
-        for what, one, other in self._rates():
+        for unit, one, other in self._rates():
             shown = [format_value(rate, "1") for rate in (other, one)]
-            first = f"B makes {shown[0]} {what}, A {shown[1]}: {other / one - 1:+.0%}"
+            first = f"B makes {shown[0]} {unit}, A {shown[1]}: {other / one - 1:+.0%}"
             break
         return f"{first}. A: {read_usage(self.a)}. B: {read_usage(self.b)}."
 

@@ -170,13 +170,13 @@ class Sampler:
                 self._readings.rate(name, count, "1/s")
         for name, (read, full) in list(self._gauges.items()):
             self._readings.gauge(name, _number(read), "1", full)
-        for what, probe in self._machine.probes.items():
+        for series, probe in self._machine.probes.items():
             try:
                 probe(self._readings)
             except OSError:  # missing on this machine, or not readable by this user
                 continue
             except Exception as error:
-                self._note(f"{what} could not be read: {error!r}")
+                self._note(f"{series} could not be read: {error!r}")
 
     def _series(self) -> tuple[Series, ...]:
         return tuple(self._readings.series.values())[: Limits.SERIES]

@@ -182,10 +182,10 @@ class Answers:
         split, request = self._split(_one(query, "split")), _batch_request(query)
         batch = self._batches[split.name].describe(request)
         if batch.pop("has_pixels"):
-            asked = {"split": split.name, **asdict(request), "op": request.ops}
-            del asked["ops"]
+            parameters = {"split": split.name, **asdict(request), "op": request.ops}
+            del parameters["ops"]
             for sample in batch["samples"]:
-                sample["image"] = f"batch.png?{urlencode({**asked, 'item': sample['item']}, doseq=True)}"
+                sample["image"] = f"batch.png?{urlencode({**parameters, 'item': sample['item']}, doseq=True)}"
         return _json(batch)
 
     def _batch_picture(self, rest: Sequence[str], query: Query) -> Answer:

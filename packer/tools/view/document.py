@@ -238,12 +238,12 @@ def by_class(labels: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColu
     last = int(labels.max()) + 1 if known.any() else 0
     marks = np.where(known, labels, last)
     order = np.argsort(marks, kind="stable").astype(np.uint32)
-    found, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
+    values, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
 
     def name(label: int) -> str:
         return "" if label == last else classes[label] if label < len(classes) else str(label)
 
-    runs = zip(map(name, found.tolist()), first.tolist(), counts.tolist(), strict=True)
+    runs = zip(map(name, values.tolist()), first.tolist(), counts.tolist(), strict=True)
     return OrderColumn(order, [Run(*run) for run in runs])
 
 
@@ -269,11 +269,11 @@ def _rank(text: str) -> tuple[float, str]:
     return (number if number == number else math.inf, text)
 
 
-def _shortened(runs: list[Run], total: int, what: str) -> list[Run]:
+def _shortened(runs: list[Run], total: int, noun: str) -> list[Run]:
     if len(runs) <= _MOST_GROUPS:
         return runs
     first = runs[_MOST_GROUPS].first
-    return [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more {what}", first, total - first)]
+    return [*runs[:_MOST_GROUPS], Run(f"{len(runs) - _MOST_GROUPS:,} more {noun}", first, total - first)]
 
 
 def chosen_of(order: OrderColumn, mask: npt.NDArray[np.bool_]) -> OrderColumn:
@@ -288,8 +288,8 @@ def by_medium(media: npt.NDArray[np.uint8]) -> OrderColumn:
     """Samples by image format, with a run for each; those with an unreadable header last."""
     marks = np.where(media == 0, 255, media)
     order = np.argsort(marks, kind="stable").astype(np.uint32)
-    found, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
-    names = [MEDIA[code] if code < len(MEDIA) else UNKNOWN for code in found.tolist()]
+    codes, first, counts = np.unique(marks[order], return_index=True, return_counts=True)
+    names = [MEDIA[code] if code < len(MEDIA) else UNKNOWN for code in codes.tolist()]
     return OrderColumn(order, [Run(*run) for run in zip(names, first.tolist(), counts.tolist(), strict=True)])
 
 
@@ -409,9 +409,9 @@ def examined(reader: Reader, index: int, field: str) -> tuple[Buffer | None, str
     fault, columns = "", reader.table.columns
     if not isinstance(columns, MemoryColumns):
         if data is not None and columns.has_checksums:
-            found, expected = checksum_of(reader, field, data), int(reader.table.field_column(field, "crc32c")[index])
-            if found != expected:
-                fault = f"field {field} is damaged: CRC32C {found:08x}, expected {expected:08x}"
+            actual, expected = checksum_of(reader, field, data), int(reader.table.field_column(field, "crc32c")[index])
+            if actual != expected:
+                fault = f"field {field} is damaged: CRC32C {actual:08x}, expected {expected:08x}"
         if field == "image" and not fault and reader.table.has_headers:
             fault = header_difference(reader.info, index, data)
     return data, fault
@@ -438,7 +438,7 @@ class Pending(Exception):
     """Raised for a request that needs all samples to be read, while they are being read."""
 
     def __init__(self, scan: Scan) -> None:
-        super().__init__("every sample is being read")
+        super().__init__("all samples are being read")
         self.scan = scan
 
 
@@ -487,8 +487,8 @@ class SplitView:
     @property
     def more_columns(self) -> dict[str, npt.NDArray[Any]]:
         """Columns that no index has, by name: those of predictions."""
-        given = self.predictions
-        return {} if given is None else {"predicted": given.labels, "score": given.scores}
+        predictions = self.predictions
+        return {} if predictions is None else {"predicted": predictions.labels, "score": predictions.scores}
 
     @cached_property
     def table_columns(self) -> tuple[str, ...]:
@@ -603,10 +603,10 @@ class SplitView:
 
     def _found(self, search: str, facts: TableFacts, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
         """Whether each sample contains a text, bool [n]; fields are searched only in a mask. Raises ValueError."""
-        found = facts.texts("key").where(lambda text: search in text.casefold())
-        found |= facts.texts("class_name").where(lambda text: search in text.casefold())
+        matches = facts.texts("key").where(lambda text: search in text.casefold())
+        matches |= facts.texts("class_name").where(lambda text: search in text.casefold())
         names = [name for name in self.reader.fields if self.reader.kinds[name] in ("text", "json")]
-        rest = np.flatnonzero(mask & ~found)
+        rest = np.flatnonzero(mask & ~matches)
         size = sum(int(self.reader.sizes(name)[rest].sum()) for name in names)
         if size > _MOST_SEARCHED:
             raise ValueError(
@@ -615,8 +615,8 @@ class SplitView:
             )
         for name in names:
             for index, (_, data) in zip(rest, field_payloads(self.reader, rest, name), strict=True):
-                found[index] |= data is not None and search in _text_of(data)
-        return found
+                matches[index] |= data is not None and search in _text_of(data)
+        return matches
 
     def _headers(self) -> ImageInfo:
         info = self.info
@@ -631,8 +631,8 @@ class SplitView:
                 if name not in self._histograms and "image" in self.reader.fields:
                     values = values_of(name, self.info, self.sizes)
                     if values is not None:
-                        found = self._histogram(name, values)
-                        numbers = {"edges": found.edges.tolist(), "counts": found.counts.tolist()}
+                        histogram = self._histogram(name, values)
+                        numbers = {"edges": histogram.edges.tolist(), "counts": histogram.counts.tolist()}
                         self._histograms[name] = {"title": title, "unit": unit, **numbers, "order": name}
             if "media" not in self._histograms and self.info is not None and "image" in self.reader.fields:
                 counts = np.bincount(self.info.media, minlength=len(MEDIA))
@@ -674,8 +674,8 @@ class View:
 
     def __init__(self, place: Place, predictions: str | os.PathLike[str] | None = None) -> None:
         self.place = place
-        given = {} if predictions is None else read_predictions(predictions, place.splits)
-        self.splits = {name: SplitView(name, reader, given.get(name)) for name, reader in place.splits.items()}
+        by_split = {} if predictions is None else read_predictions(predictions, place.splits)
+        self.splits = {name: SplitView(name, reader, by_split.get(name)) for name, reader in place.splits.items()}
         self._warming = threading.Thread(target=self._warm, name="packer-view-warm", daemon=True)
         self._warming.start()
 

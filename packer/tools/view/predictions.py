@@ -61,15 +61,15 @@ class Predictions(NamedTuple):
     is_loss: bool
     unknown: int
 
-    def order(self, name: str, given: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColumn:
-        """The order "mistakes" or "confusion". given: labels of the set.
+    def order(self, name: str, true_labels: npt.NDArray[np.int64], classes: Sequence[str]) -> OrderColumn:
+        """The order "mistakes" or "confusion". true_labels: labels of the set.
 
         Mistakes: wrong predictions, worst first; then right ones, least confident first; then samples without a label
         or a prediction. Confusion: wrong predictions only, by pair of classes, the most frequent pair first. The worst
         predictions have the largest loss, or the highest score.
         """
-        known = (given != NO_LABEL) & (self.labels >= 0)
-        wrong, scores = known & (given != self.labels), np.nan_to_num(self.scores, nan=-math.inf)
+        known = (true_labels != NO_LABEL) & (self.labels >= 0)
+        wrong, scores = known & (true_labels != self.labels), np.nan_to_num(self.scores, nan=-math.inf)
         badness = scores if self.is_loss else np.where(wrong, scores, -scores)
         group = np.where(wrong, 0, np.where(known, 1, 2))
         worst = np.lexsort((-badness, group))
@@ -82,7 +82,7 @@ class Predictions(NamedTuple):
             return OrderColumn(worst.astype(np.uint32), runs)
         worst = worst[: int(wrong.sum())]
         pairs, inverse, counts_of = np.unique(
-            np.stack((given[worst], self.labels[worst]), 1), axis=0, return_inverse=True, return_counts=True
+            np.stack((true_labels[worst], self.labels[worst]), 1), axis=0, return_inverse=True, return_counts=True
         )
         by_count = np.argsort(-counts_of, kind="stable")
         rank = np.empty(len(pairs), np.int64)
@@ -127,10 +127,10 @@ def read_predictions(path: str | os.PathLike[str], splits: Mapping[str, Reader])
                 expected = f"a number below {len(classes)} or one of {listed(classes)}"
                 raise DatasetError(f"{where}: no class {text!r:.80}; expected {expected}")
             label = int(text)
-        found = places.get(row["key"], ())
-        if not found:
+        samples = places.get(row["key"], ())
+        if not samples:
             unknown.append(row["key"])
-        for name, index in found:
+        for name, index in samples:
             if labels[name][index] != NO_LABEL:
                 raise DatasetError(f"{where}: {row['key']!r:.80} has a prediction already; expected one row a sample")
             labels[name][index], scores[name][index] = label, _number(row, where)

@@ -93,11 +93,11 @@ class ViewServer(HttpServer):
         return self._head(answer, 503, "", 0, answer.body.size, closes=True) + answer.body.read(0, answer.body.size)
 
     async def _answer(self, request: Request | None, writer: asyncio.StreamWriter) -> bool:
-        asked = self._asked(request)
+        parsed = self._asked(request)
         headers = request.headers if request is not None else {}
-        closes = isinstance(asked, Answer) or headers.get("connection", "").lower() == "close"
+        closes = isinstance(parsed, Answer) or headers.get("connection", "").lower() == "close"
         async with self._answers:
-            answer = asked if isinstance(asked, Answer) else await self._in_thread(self.site.answer, *asked)
+            answer = parsed if isinstance(parsed, Answer) else await self._in_thread(self.site.answer, *parsed)
             start, stop, status = 0, answer.body.size, answer.status
             etag = self._etag(request.path) if request is not None and answer.kept and status == 200 else ""
             if etag and headers.get("if-none-match", "") == etag:

@@ -156,12 +156,12 @@ class Op:
 
     def __repr__(self) -> str:
         """The op with its non-default values."""
-        given = [
+        arguments = [
             f"{field.name}={getattr(self, field.name)!r}"
             for field in fields(self)  # type: ignore[arg-type]  # every op is a dataclass
             if field.default is MISSING or getattr(self, field.name) != field.default
         ]
-        return f"{type(self).__name__}({', '.join(given)})"
+        return f"{type(self).__name__}({', '.join(arguments)})"
 
 
 def sides(size: Size) -> tuple[int, int]:

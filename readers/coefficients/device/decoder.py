@@ -122,9 +122,9 @@ class CoefficientDecoder:
         damaged = torch.zeros(len(regions), dtype=torch.int32, device=self.device)
         with torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext():
             for size, programs in parts.row_programs.items():
-                given = (uploaded.data, parts.rows, programs, samples, damaged)
+                arguments = (uploaded.data, parts.rows, programs, samples, damaged)
                 kernel = self._kernels.decode_rows[(len(programs),)]
-                kernel(*given, BLOCKS=self._kernels.BLOCKS, SIZE=size, **_OPTIONS)
+                kernel(*arguments, BLOCKS=self._kernels.BLOCKS, SIZE=size, **_OPTIONS)
             kernel = self._kernels.make_pixels[(len(parts.box_programs),)]
             kernel(parts.boxes, parts.box_programs, samples, pixels, PIXELS=self._kernels.PIXELS, **_OPTIONS)
         return [

@@ -8,7 +8,7 @@ MOST, EIGHTHS = 8, range(16, 0, -1)
 
 
 def header(data):
-    """(height, width, colour) of what TurboJPEG accepts as a JPEG, or None."""
+    """(height, width, colour) of a JPEG that TurboJPEG accepts, or None."""
     try:
         height, width, colour, _ = simplejpeg.decode_jpeg_header(data, strict=False)
     except (ValueError, KeyError):

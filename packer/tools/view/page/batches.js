@@ -37,7 +37,7 @@ export class Batches {
     this.#split = split;
     const number = ([name, label, value]) => make("label", { class: "field" }, label,
       make("input", { type: "number", name, min: ["batch_size", "ranks"].includes(name) ? 1 : 0, value, required: true, inputmode: "numeric" }));
-    const ops = make("input", { name: "ops", list: "op-names", title: "one after the other, with spaces between", autocomplete: "off", spellcheck: "false" });
+    const ops = make("input", { name: "ops", list: "op-names", title: "ops, separated by spaces", autocomplete: "off", spellcheck: "false" });
     const step = (by, text, name) => make("button", { type: "button", text, "aria-label": name, title: name, click: () => this.#step(by) });
     this.#form = make("form", { class: "tools" }, ...NUMBERS.map(number),
       make("label", { class: "field" }, "Order", make("select", { name: "batch_order" }, ...this.#can.orders.map((name) => make("option", { value: name, text: name })))),
@@ -70,7 +70,7 @@ export class Batches {
     query.set("split", this.#split.name);
     query.set("order", query.get("batch_order"));
     query.delete("batch_order");
-    status.textContent = "drawing …";
+    status.textContent = "computing …";
     status.classList.remove("problem");
     try {
       const response = await fetch(`batches.json?${query}`);

@@ -75,9 +75,9 @@ async function go(change, { isNew = true } = {}) {
   problem("");
   try {
     if (isOther) {
-      find("status").textContent = next.where || next.search ? "choosing …" : "sorting …";
+      find("status").textContent = next.where || next.search ? "searching …" : "sorting …";
       const nextSplit = set.splits.get(next.split);
-      const progress = (done, total) => mine === going && (find("status").textContent = `reading every sample: ${count(done)} of ${count(total)} …`);
+      const progress = (done, total) => mine === going && (find("status").textContent = `reading all samples: ${count(done)} of ${count(total)} …`);
       const nextOrder = await orderOf(nextSplit, next, next.order, progress);
       if (mine !== going) return;
       [split, order] = [nextSplit, nextOrder];
@@ -242,7 +242,7 @@ async function jump(text) {
       await go({ view: "samples", search: text, run: null, at: 0, sample: null });
       if (text && state.search === text && !order.count) {
         if (number !== null) await toNumber();
-        else problem(`${JSON.stringify(clean(text, 100))} is in no key, class or text of these samples`);
+        else problem(`no key, class or text of these samples contains ${JSON.stringify(clean(text, 100))}`);
       }
     }
     grid.focus();

@@ -110,7 +110,7 @@ export class Panel {
     if (data) checks.get(field.name)?.(checksum(data));
     if (field.kind === "pixels" && data) return rawPixels(data, sample.header);
     try {
-      if (!data || !SHOWN_BY_BROWSERS.includes(mediaType(data))) throw new Error("not shown by browsers");
+      if (!data || !SHOWN_BY_BROWSERS.includes(mediaType(data))) throw new Error("browsers cannot show this format");
       return await show(this.#blobUrl(data, mediaType(data)));
     } catch {
       if (!split.view.live) throw new Error("A browser cannot show this image. Download it, or look at the set with packer view.");
@@ -227,7 +227,7 @@ export class Panel {
       if (field.file) add("File", foreign(field.file, 300));
       if (field.array) add("Array", foreign(field.array, 300));
       add("Size", bytes(field.bytes), make("span", { class: "note", text: field.bytes > 999 ? ` ${plural(field.bytes, "byte")}` : "" }));
-      if (field.shard) add("Place", foreign(field.shard, 300), make("span", { class: "note", text: ` bytes ${count(field.offset)} – ${count(field.offset + field.bytes)}` }));
+      if (field.shard) add("Location", foreign(field.shard, 300), make("span", { class: "note", text: ` bytes ${count(field.offset)} – ${count(field.offset + field.bytes)}` }));
       if (field.crc32c) add("CRC32C", make("code", { text: field.crc32c }), " ", check);
       fields.append(make("section", {}, make("h3", {}, foreign(field.name, 60), " ", make("span", { class: "note", text: field.kind }), " ", this.#download(split, sample, field)), facts));
     }

@@ -18,7 +18,7 @@ export class Stage {
     const button = (text, name, work) => make("button", { type: "button", "aria-label": name, title: name, text, click: work });
     this.element = make("div", { class: "viewer" }, this.#view, make("div", { class: "bar" },
       button("−", "Smaller (−)", () => this.zoom(1 / STEP)), this.#shown, button("+", "Larger (+)", () => this.zoom(STEP)),
-      button("Fit", "Fit (0)", () => this.fit()), button("1:1", "Natural size (1)", () => this.natural())));
+      button("Fit", "Fit (0)", () => this.fit()), button("1:1", "Actual size (1)", () => this.natural())));
     this.#view.addEventListener("wheel", (event) => {
       if (!event.ctrlKey) return; // a plain wheel scrolls
       event.preventDefault();
