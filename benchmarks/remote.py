@@ -42,7 +42,7 @@ from report import PEERS, Claim, Column
 __all__ = ["BENCHMARK"]
 
 MANY, SINGLE, AHEAD, STAGE = "ours: read_many", "ours: one by one", "ours: one by one, announced", "ours: stage"
-SHUFFLED, WOVEN = "ours: ImageLoader, Shuffled", "ours: ImageLoader, woven"
+SHUFFLED, WOVEN, LOCAL = "ours: ImageLoader, Shuffled", "ours: ImageLoader, woven", "ours: ImageLoader, local files"
 RANGES, PLAIN, WHOLE = "limit: obstore.get_ranges", "http.client, one by one", "limit: http.client, files in 8 threads"
 
 
@@ -117,6 +117,7 @@ def an_epoch(job: Job, order: Any) -> int:
     return int(job.reader.sizes().sum())
 
 
+@contender(LOCAL, imports="readers torch", note="the same in the order Shuffled, without a server")
 @contender(SHUFFLED, imports="readers obstore torch", note="an epoch of the whole set, decoded to 64 x 64")
 def loader_shuffled(job: Job) -> int:
     from readers.order import Shuffled
@@ -414,22 +415,25 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     os.environ["PACKER_CACHE_DIR"] = str(target / "index")
     with served(arguments.set, arguments.latency) as (url, _), readers.open(arguments.set, arguments.split) as local:
         size = min(arguments.samples, len(local) // 2)
-        draws = np.random.default_rng(7).choice(len(local), (2, size), replace=False).tolist()
+        generator = np.random.default_rng(7)
+        draws = [generator.choice(len(local), size, replace=False).tolist() for _ in range(arguments.draws + 1)]
         files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
         prime(2 * sum(size for _, size in files) + (1 << 28))
-        ours = readers.open(url, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
+        place = arguments.set if chosen.name == LOCAL else url
+        ours = readers.open(place, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
         jobs = [Job(url, wanted, _ranges(local, wanted), files, ours, target) for wanted in draws]
-        job = jobs.pop()
-        if chosen.name not in (STAGE, WHOLE, SHUFFLED, WOVEN):
-            chosen.function(*jobs)
+        if chosen.name in (STAGE, WHOLE, SHUFFLED, WOVEN, LOCAL):
+            jobs = jobs[:1]
+        else:
+            chosen.function(jobs.pop())
         gets, started = _gets(url), time.perf_counter()
-        moved = chosen.function(job)
+        moved = sum(chosen.function(job) for job in jobs)
         seconds, gets = time.perf_counter() - started, _gets(url) - gets
         if ours is not None:
             ours.close()
     shutil.rmtree(target)
-    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": (job.samples or len(job.wanted)) / seconds}
-    return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets, **samples}
+    samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": sum(job.samples or size for job in jobs) / seconds}
+    return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets / len(jobs), **samples}
 
 
 def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
@@ -511,7 +515,8 @@ if __name__ == "__main__":
         split=(None, "default: the only one, or train"),
         target="folder to stage to",
         latency=(20, "milliseconds before each answer"),
-        samples=(256, "that are read"),
+        samples=(256, "that are read at a time"),
+        draws=(1, "of so many samples"),
         mb_s=(0.0, "bandwidth of the server that --orders reads from; 0: no limit"),
         long=(0.0, "seconds of each row of long runs, in place of the others"),
         orders=(0.0, "seconds of each row of orders, in place of the others"),

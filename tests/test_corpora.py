@@ -26,7 +26,7 @@ FILES_A_PROCESS = 200
 TIMEOUT_S = 900
 WRONG = ("refused", "differs", "crashed", "died")
 CORPORA = [Path(text).expanduser() for text in os.environ.get("CORPORA", "").split()]
-COLUMNS = ("files", "Pillow", "same", "by name", "refused", "differ", "crash", "peak MB")
+COLUMNS = ("files", "Pillow", "same", "by name", "refused", "differ", "crash", "neither", "alone", "peak MB")
 
 
 def examined(files: list[Path]) -> list[dict[str, str | int]]:
@@ -72,8 +72,9 @@ def test_all_that_pillow_reads_is_read_with_its_pixels() -> None:
         read = sum(count[word] for word in ("same", "by name", "refused", "differs"))
         crashes = count["crashed"] + count["died"]
         peak = max(int(line["peak"]) for line in said) >> 20
-        words = (count["same"], count["by name"], count["refused"], count["differs"])
-        print(f"{folder.name:20}", *(f"{number:8}" for number in (len(said), read, *words, crashes, peak)), flush=True)
+        words = (count[word] for word in ("same", "by name", "refused", "differs"))
+        others = (crashes, count["neither"], count["ours alone"], peak)
+        print(f"{folder.name:20}", *(f"{number:8}" for number in (len(said), read, *words, *others)), flush=True)
         wrong += [f"{line['path']}: {line['word']}: {line['reason']}" for line in said if line["word"] in WRONG]
     assert not wrong, "\n".join(wrong[:50])
 

@@ -30,6 +30,7 @@ from cache.errors import BadSampleError, ResumeError
 from packer.testing.samples import overwrite
 from readers.augment import Normalize, Op, RandomHorizontalFlip, RandomResizedCrop, Resize, Stage
 from readers.decode import decode_image
+from readers.feed import Start
 from readers.loader import ImageLoader
 from readers.order import Sequential, Shuffled, Weighted
 from readers.torch import EpochSampler, ImageDataset, ImageStream
@@ -426,6 +427,24 @@ def test_many_threads_share_a_data_set(reader: readers.Reader) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(one, range(60)))
+
+
+def test_a_worker_of_a_stream_computes_the_order_of_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampler, computed = EpochSampler(Shuffled(2503, 3), tail="exact"), [0]
+    every, indices = list(sampler.samples_from(Start())), Shuffled.indices
+
+    def counted(self: Shuffled, epoch: int, positions: Any) -> Any:
+        computed[0] += len(positions)
+        return indices(self, epoch, positions)
+
+    monkeypatch.setattr(Shuffled, "indices", counted)
+    for worker in range(3):
+        batches, computed[0] = list(sampler.batches_from(Start(), 10, worker, 3)), 0
+        assert [size for size, _ in batches] == [10] * 250 + [3]
+        expected = [every[at : at + 10] if at // 10 % 3 == worker else [] for at in range(0, 2503, 10)]
+        assert [places for _, places in batches] == expected
+        assert len(list(sampler.batches_from(Start(), 10, worker, 3))) == 251
+        assert computed[0] == 17 * sum(map(len, expected)), "each has 16 substitutes"
 
 
 def test_a_stream_in_a_thread_is_that_of_the_loader(reader: readers.Reader) -> None:

@@ -17,6 +17,9 @@ from readers.loader import ImageLoader, Ranks
 from readers.order import Shuffled
 from readers.torch import EpochBatchSampler, ImageDataset
 
+CROP = int(os.environ.get("PACKER_CROP", "0"))  # pixels of a side; 0: whole images, all of one size
+OPS = [RandomResizedCrop(CROP), RandomHorizontalFlip()] if CROP else []
+
 
 def open_items(dataset_type):
     reader = readers.open(os.environ["PACKER_SET"], str(dataset_type))
@@ -28,23 +31,19 @@ class PackerDataLoader(BaseDataLoader):
         super().__init__(format_type, dataset_type, epoch, DataLoaderType.PYTORCH)
 
     def read(self):
-        self.items, args = open_items(self.dataset_type), self._args
-        order, ranks = Shuffled(len(self.items), seed=args.seed), {"rank": args.my_rank, "world_size": args.comm_size}
-        self.batches = EpochBatchSampler(order, self.items, self.batch_size, **ranks)
-        self.threads = max(1, args.read_threads)
-        if self.items.decode:
-            crop = int(os.environ.get("PACKER_CROP", "0"))  # pixels of a side; 0: whole images, all of one size
-            ops = [RandomResizedCrop(crop), RandomHorizontalFlip()] if crop else []
-            made = {"augment": ops, "order": order, "ranks": Ranks(**ranks), "threads": self.threads}
-            self.batches = ImageLoader(self.items.reader, self.batch_size, **made)
+        self.items, self.threads = open_items(self.dataset_type), max(1, self._args.read_threads)
+        order, rank, ranks = Shuffled(len(self.items), self._args.seed), self._args.my_rank, self._args.comm_size
+        made = {"order": order, "ranks": Ranks(rank, ranks), "threads": self.threads, "augment": OPS}
+        self.sampler = EpochBatchSampler(order, self.items, self.batch_size, rank=rank, world_size=ranks)
+        self.decoded = ImageLoader(self.items.reader, self.batch_size, **made) if self.items.decode else None
 
     def next(self):
-        if self.items.decode:
-            yield from self.batches
-            return
+        yield from self.decoded or self.read_ahead()
+
+    def read_ahead(self):
         with ThreadPoolExecutor(self.threads) as crew:
             ahead = deque()
-            for rows in self.batches:
+            for rows in self.sampler:
                 ahead.append(crew.submit(self.items.__getitems__, rows))
                 if len(ahead) > self.threads + 1:
                     yield ahead.popleft().result()
@@ -54,11 +53,8 @@ class PackerDataLoader(BaseDataLoader):
         pass
 
 
-class PackerReader(ImageReader):
-    def __init__(self, dataset_type, thread_index, epoch):
-        super().__init__(dataset_type, thread_index, epoch)
-        self.items = open_items(dataset_type)
-
+class PackerReader(ImageReader):  # for DLIO's own loader
     def read_index(self, image_idx, step):
+        self.items = getattr(self, "items", None) or open_items(self.dataset_type)
         self.items[int(image_idx)]
         return self._args.resized_image  # what DLIO's readers return, whatever they have read

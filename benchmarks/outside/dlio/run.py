@@ -35,6 +35,19 @@ ROWS: dict[str, dict[str, str]] = {
 }
 
 
+def list_shards(work: Path, samples: int) -> dict[str, Any]:
+    """A folder for DLIO with a link to each shard of the packed set, all of one size."""
+    shards, folder = sorted((work / "set").rglob("*.h5")), work / "shards"
+    if not folder.exists():
+        (folder / "valid").mkdir(parents=True)
+        (folder / "train").mkdir()
+        for number, shard in enumerate(shards):
+            (folder / f"train/{number:06d}.hdf5").symlink_to(shard)
+    files = {"data_folder": folder, "format": "hdf5", "num_files_train": len(shards), "num_subfolders_train": 0}
+    files["num_samples_per_file"] = samples // len(shards)
+    return {f"dataset.{name}": value for name, value in files.items()}
+
+
 def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[str, Any]) -> dict[str, float]:
     """One run of DLIO at `pace` accelerators. Raises RuntimeError if it fails, or is stopped for its memory or time."""
     out, venv = options.work / "out", Path(sys.executable).parent
@@ -52,8 +65,8 @@ def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[s
         "output.folder": out,
         **ROWS[row],
     }
-    if options.mlperf and row == "packer":
-        settings["reader.data_loader_sampler"] = "none"  # packer's loader needs no list of DLIO's
+    if options.mlperf and row == "packer":  # DLIO lists shards, not images, and makes no table of samples
+        settings |= list_shards(options.work, options.samples) | {"reader.data_loader_sampler": "none"}
     command = [venv / "dlio_benchmark", "--config-dir", HERE, f"workload={options.workload}", f"hydra.run.dir={out}"]
     command += [f"++workload.{name}={value}" for name, value in settings.items()]
     command = [venv / "mpiexec", "-n", str(processes), *command] if options.processes else command

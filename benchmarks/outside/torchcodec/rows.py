@@ -24,7 +24,8 @@ def planar(decode: Any, data: bytes, **options: str) -> torch.Tensor:
 
 
 def main() -> None:
-    image = theirs.load_source_image(None)
+    picture = os.environ.get("PICTURE")
+    image = theirs.load_source_image(Path(picture) if picture else None)
     with tempfile.TemporaryDirectory() as folder:
         paths = theirs.encode_images(image, theirs.RESOLUTIONS, Path(folder))
         for size in theirs.RESOLUTIONS:

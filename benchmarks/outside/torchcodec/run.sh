@@ -1,6 +1,6 @@
 #!/bin/sh
-# run.sh VENV: the script as it is, with its own picture (RUNS: of a decoder, default 50), and then our rows
+# run.sh VENV: the script as it is, then our rows. PICTURE: a file (default: the script's own); RUNS: of a decoder (50)
 here=$(cd "$(dirname "$0")" && pwd)
 cd "$1/suite/benchmarks/decoders" || exit 2
-"$1/bin/python" benchmark_image_decoders.py --devices cpu --num-exp "${RUNS:-50}" || exit 1
+"$1/bin/python" benchmark_image_decoders.py --devices cpu --num-exp "${RUNS:-50}" ${PICTURE:+--image "$PICTURE"} || exit 1
 PYTHONPATH=. exec "$1/bin/python" "$here/rows.py"

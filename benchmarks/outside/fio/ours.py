@@ -1,0 +1,90 @@
+"""What the device and the page cache do at a block size and a queue depth, by fio, and readers on the same shards.
+
+    ours.py IMAGES [--set SET] [--depths 1,8,32,256]
+
+Blocks are as large as the mean sample. Cold: O_DIRECT for fio; pages dropped before every pass for ours (as root, all).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from machine import chill, warm
+
+import readers
+from readers.order import Shuffled
+
+
+def fio(files: list[Path], block: int, depth: int, direct: bool) -> float:
+    """Random reads a second by one process, each block once; through the page cache unless `direct`."""
+    engine = "libaio" if direct else "psync"
+    options = [f"--bs={block}", f"--iodepth={depth}", f"--direct={direct:d}", f"--ioengine={engine}", "--invalidate=0"]
+    command = ["fio", "--name=read", "--rw=randread", "--readonly", "--output-format=json", *options]
+    command.append("--filename=" + ":".join(map(str, files)))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
+
+
+def ours(reader: readers.Reader, depth: int) -> Iterator[Any]:
+    """A shuffled epoch: `read` one by one, `read_many` of `depth`, or `stream` at depth 0."""
+    order = Shuffled(len(reader), seed=1)
+    rows = order.indices(0, range(len(reader)))
+    if depth == 0:
+        yield from reader.stream(order)
+    elif depth == 1:
+        yield from map(reader.read, rows.tolist())
+    else:
+        for start in range(0, len(rows), depth):
+            yield from reader.read_many(rows[start : start + depth])
+
+
+def rate(samples: Callable[[], Iterable[Any]]) -> float:
+    start = time.perf_counter()
+    return sum(1 for data in samples() if bytes(data)) / (time.perf_counter() - start)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path)
+    parser.add_argument("--set", type=Path, help="a packed set (default: IMAGES, packed into HDF5)")
+    parser.add_argument("--depths", default="1,8,32,256")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.images.parent) as folder:
+        root = options.set or Path(folder) / "set"
+        if not options.set:
+            subprocess.run(
+                [f"{sys.prefix}/bin/packer", "convert", options.images, "--to", "hdf5", "-o", root], check=True
+            )
+        with readers.open(root) as reader:
+            files = sorted({Path(str(reader.byte_range(i)[0])) for i in range(len(reader))})
+            block = int(reader.sizes().mean())
+            direct = -(-block // 4096) * 4096
+            print(
+                f"{len(reader):,} samples of {block:,} bytes in {len(files)} shards; cold, fio reads {direct:,} bytes"
+            )
+            warm(files)
+            rows = [("page cache", rate(lambda: ours(reader, 1)), fio(files, block, 1, False))]
+            for name, depth in (("cold, one by one", 1), ("cold, a stream in known order", 0)):
+                chill(files)
+                own = rate(lambda: ours(reader, depth))
+                chill(files)
+                rows.append((name, own, fio(files, direct, 1, False)))
+            for depth in map(int, options.depths.split(",")):
+                chill(files)
+                own = rate(lambda: ours(reader, depth))
+                rows.append((f"cold, {depth} at once; fio without page cache", own, fio(files, direct, depth, True)))
+        for what, own, theirs in rows:
+            print(f"| fio | reads/s, {what} | {own:,.0f} | {theirs:,.0f} | {own / theirs:.2f} |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""LitData's optimize_imagenet.py and stream_imagenet.py as they are, then the same tasks by packer: `ours.py IMAGES`.
+
+IMAGES has a folder for each class. `packer convert` scales and encodes as the first script does with the options of its
+README; in the second one, whose clock runs, an ImageLoader takes the place of StreamingDataLoader.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, f"{sys.prefix}/litdata/benchmarks/litdata")
+
+
+def script(name: str, *arguments: object) -> list[float]:
+    """Run one of the scripts in a process of its own; the figures that it printed."""
+    command = [sys.executable, __file__, name, *arguments]
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
+    print(done.stdout, flush=True)
+    return [float(figure) for figure in re.findall(r"([\d.]+) (?:images/sec|seconds)", done.stdout)]
+
+
+def optimize() -> None:
+    import optimize_imagenet
+
+    names = sorted(os.listdir(sys.argv[2]))  # in place of ImageNet's, which the script downloads
+    optimize_imagenet.load_imagenet_class_index = lambda: {name: number for number, name in enumerate(names)}
+    optimize_imagenet.main()
+
+
+def stream(ours: bool = False) -> None:
+    import stream_imagenet
+
+    if ours:
+        import readers
+        from readers.augment import RandomHorizontalFlip, RandomResizedCrop
+        from readers.loader import ImageLoader
+
+        class Named:
+            def __init__(self, input_dir: str, **options: Any) -> None:
+                self.reader = readers.open(input_dir)
+
+        def loader(dataset: Named, batch_size: int, num_workers: int, drop_last: bool) -> ImageLoader:
+            ops = [RandomResizedCrop(224), RandomHorizontalFlip()]
+            return ImageLoader(dataset.reader, batch_size, augment=ops, threads=num_workers)
+
+        stream_imagenet.StreamingDataset, stream_imagenet.StreamingDataLoader = Named, loader
+    stream_imagenet.main()
+
+
+def main(images: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        train, lit, ours, cache = (Path(folder) / name for name in ("train", "lit", "ours", "cache"))
+        train.symlink_to(images)
+        resize = ("--resize", "--resize_size", 256, "--write_mode", "jpeg", "--quality", 90, "--num_workers", 2)
+        *_, theirs = script("optimize", "--input_dir", f"{train}/", "--output_dir", lit, *resize)
+        options = ["--to", "hdf5", "--max-side", "256", "--reencode", "jpeg", "--quality", "90", "--workers", "2"]
+        start = time.perf_counter()
+        subprocess.run([f"{sys.prefix}/bin/packer", "convert", images, "-o", ours, *options], check=True)
+        seconds = time.perf_counter() - start
+        print(f"| LitData's optimize | s | {seconds:.1f} | {theirs:.1f} | {seconds / theirs:.2f} |")
+        rates = [
+            script(name, "--input_dir", root, "--cache_dir", cache, "--num_workers", 2)
+            for name, root in (("stream", lit), ("ours", ours))
+        ]
+        for epoch, (theirs, rate) in enumerate(zip(*rates, strict=True), 1):
+            print(f"| LitData's stream | images/s, epoch {epoch} | {rate:,.0f} | {theirs:,.0f} | {rate / theirs:.2f} |")
+
+
+if __name__ == "__main__":
+    scripts = {"optimize": optimize, "stream": stream, "ours": lambda: stream(ours=True)}
+    if sys.argv[1] in scripts:
+        scripts[sys.argv.pop(1)]()
+    else:
+        main(Path(sys.argv[1]).absolute())
