@@ -131,12 +131,15 @@ def test_control_groups_of_both_versions(machine: FakeMachine, membership: str) 
 
 def test_processes_count_with_their_children() -> None:
     """From when they are seen; a process that ended takes nothing away."""
-    work = "import sys; [sum(range(10**6)) for _ in range(5)]; print('x', flush=True); sys.stdin.read()"
+    work = "import sys; input(); [sum(range(10**6)) for _ in range(5)]; print('x', flush=True); sys.stdin.read()"
     shell = f"{sys.executable} -c {shlex.quote(work)}; read end"
     with subprocess.Popen(["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         sampler, begun = Sampler(process=process.pid), time.monotonic()
         sampler.sample()
-        assert process.stdout is not None and process.stdout.read(1) == b"x"
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(b"work\n")
+        process.stdin.flush()
+        assert process.stdout.read(1) == b"x"
         sampler.sample()
         usage = sampler.stop()
         process.communicate()
