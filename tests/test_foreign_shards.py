@@ -266,7 +266,7 @@ def test_classes_names_and_what_no_field_keeps(tmp_path: Path) -> None:
     assert (listing.classes, part.keys[4], part.names[4]) == (("s0", "s1", "s2"), "n4", ("n4.JPEG",))
     data = example(image=IMAGES[0], image__object__bbox__label=[1, 2], source_id=b"7")
     listing = listed(write(tmp_path / "x.tfrecord", record(data)))
-    assert listing.warnings == [f"{tmp_path}/x.tfrecord: features left behind: image/object/bbox/label, source_id"]
+    assert listing.warnings == [f"{tmp_path}/x.tfrecord: features left out: image/object/bbox/label, source_id"]
 
 
 def test_names_that_lead_out_or_occur_twice(tmp_path: Path) -> None:

@@ -273,7 +273,7 @@ NO_JSON = r"cannot be written as JSON \(which has no NaN"
         ([{"image": JPEGS[0], "x": x} for x in (0, 1, MASK.astype(np.int64))], {}, SourceError,
          r"sample 2: has an array as 'x'.*'x': 'array'"),
         ([{"image": JPEGS[0], "mask": MASK / 7}], {}, BadSampleError,
-         "mask: a mask is of whole numbers; as  fields="),
+         "mask: a mask has whole numbers; as  fields="),
         *(([{"image": JPEGS[0], "extra": {"value": value}}], {}, BadSampleError, NO_JSON)
           for value in (float("nan"), np.float32("nan"), {"a": [float("inf")]}, np.array([1, np.nan]))),
         (iter([JPEGS[0]]), {"shuffle": 1}, ValueError, "cannot be shuffled"),
@@ -360,7 +360,7 @@ def test_the_members_that_fields_name(tmp_path: Path) -> None:
         assert bytes(reader.read(1)) == JPEGS[1] and bytes(reader.read(1, "a")) == JPEGS[0]
         assert np.array_equal(decode_field("mask", reader.read(0, "m")), MASK)
     assert result.warnings == (
-        "fields= does not name source, so that is left out ('drop' makes that explicit)",
+        "fields= does not name source, so it is left out; 'drop' makes that explicit",
         "fields= names captoin, which none of the examined samples has",
     )
 
