@@ -122,6 +122,7 @@ seeds: $(VENV)/.ready-test
 yardsticks:
 	$(PYTHON) benchmarks/outside/table.py $(OUTSIDE) $(if $(IMAGES),--images '$(IMAGES)')
 
+.PRECIOUS: .venvs/outside-%/.ready
 outside-%: .venvs/outside-%/.ready ;
 
 .venvs/outside-%/.ready: benchmarks/outside/%/install.sh

@@ -1,4 +1,4 @@
-# Sourced by the install.sh of each suite, in whose folder it is: a shell function for what pip installs, one for a repository.
+# Sourced by the install.sh of each suite, in whose folder it is: shell functions for what pip installs, and for repositories.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
@@ -12,4 +12,15 @@ suite() {
   rm -rf "$venv/suite"
   git clone -q "${source:-$1}" "$venv/suite"
   git -C "$venv/suite" checkout -q "$2"
+}
+
+# files NAME URL COMMIT PATH…: these paths of a repository at a commit, in VENV/NAME
+files() {
+  folder=$venv/$1 url=${source:-$2} commit=$3
+  shift 3
+  mkdir -p "$folder"
+  git -C "$folder" init -q
+  git -C "$folder" remote add origin "$url" 2> /dev/null || git -C "$folder" remote set-url origin "$url"
+  git -C "$folder" fetch -q --depth 1 --filter=blob:none origin "$commit"
+  git -C "$folder" checkout -q FETCH_HEAD -- "$@"
 }
