@@ -363,7 +363,7 @@ def test_the_state_of_a_finished_epoch_continues_with_the_next(reader: readers.R
 def test_stateful_loaders_stop_anywhere(
     reader: readers.Reader, kind: str, workers: int, batch: int, stops: int
 ) -> None:
-    """Every epoch in its order, none twice, though each stop makes a loader of its own."""
+    """Every epoch in its order, no sample twice, though each stop continues in a new loader."""
     draw, seen, state = random.Random(stops), [], None
     for _ in range(stops):
         loader = stateful(reader, kind, workers, batch, persistent_workers=workers > 0 and draw.random() < 0.5)
@@ -382,8 +382,8 @@ def test_stateful_loaders_stop_anywhere(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ops_draw_on_after_a_resume_in_the_order_of_torchs_sampler(reader: readers.Reader, workers: int) -> None:
-    """The state holds torch's generator, unless places in our sampler's epoch replace it."""
+def test_resumed_ops_continue_their_random_numbers_with_torchs_sampler(reader: readers.Reader, workers: int) -> None:
+    """The state holds the state of torch's generator, unless our sampler determines the random numbers by position."""
 
     def loader(dataset: ImageDataset) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(dataset, 8, shuffle=True, num_workers=workers)
@@ -404,7 +404,7 @@ def test_ops_draw_on_after_a_resume_in_the_order_of_torchs_sampler(reader: reade
 
 @pytest.mark.parametrize(("kind", "workers"), [("sampler", 2), ("stream", 0), ("stream", 2)])
 def test_set_epoch_counts_after_a_state_before_the_first_loop(reader: readers.Reader, kind: str, workers: int) -> None:
-    """For that state a StatefulDataLoader makes its first iterator, whose workers begin at once."""
+    """To save that state, a StatefulDataLoader makes its first iterator, whose workers start at once."""
     for epochs in ([0, 1], [3, 4], [0, 3]):
         loader = stateful(reader, kind, workers, 8)
         position = loader.sampler if kind == "sampler" else loader.dataset
@@ -459,7 +459,7 @@ def test_two_iterators_over_a_stream_are_two_epochs(reader: readers.Reader, cont
 
 
 def test_the_position_may_be_set_while_workers_start(reader: readers.Reader) -> None:
-    """However far they are: nothing hangs, and each of them makes its part of the same epoch."""
+    """However far the workers are: no process hangs, and each worker makes its part of the same epoch."""
     for epoch in range(4):
         dataset = ImageDataset(reader, fields=("index",))
         stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 8, drop_last=False)
@@ -469,7 +469,7 @@ def test_the_position_may_be_set_while_workers_start(reader: readers.Reader) -> 
         assert seen in (expected(0), expected(epoch + 5))
 
 
-def test_a_stream_says_where_its_state_is(reader: readers.Reader) -> None:
+def test_a_stream_names_the_loader_with_its_state(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, fields=("index",))
     stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 10)
     loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
@@ -481,7 +481,7 @@ def test_a_stream_says_where_its_state_is(reader: readers.Reader) -> None:
         next(iter(loader))
 
 
-def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.Reader) -> None:
+def test_a_sampler_reports_that_it_does_not_know_the_position_of_training(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, fields=("index",))
     sampler = EpochSampler(Shuffled(COUNT, 3), dataset)
     assert sampler.state_dict()["cursor"] == 0
@@ -490,7 +490,7 @@ def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.Re
         sampler.state_dict()
     assert sampler.state_after(5)["cursor"] == 5
     next(iter(DataLoader(dataset, 5, sampler=sampler)))
-    assert sampler.state_dict()["cursor"] == 5, "without workers it knows"
+    assert sampler.state_dict()["cursor"] == 5, "without workers the sampler knows it"
 
 
 # --- plain DataLoader ---------------------------------------------------------------------------------------------
@@ -504,7 +504,7 @@ def kinds_of_workers() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("context", "persistent", "stream"), [*kinds_of_workers()])
 def test_workers_walk_through_epochs(reader: readers.Reader, context: str, persistent: bool, stream: bool) -> None:
-    """And make the images that this process makes."""
+    """Their images equal those that this process makes."""
     dataset = ImageDataset(reader, [RandomResizedCrop(8), RandomHorizontalFlip()], fields=("index", "image"))
     sampler, place = EpochSampler(Shuffled(COUNT, 3), dataset), EpochSampler(Shuffled(COUNT, 3))
     workers = 1 if context == "spawn" else 2
