@@ -150,7 +150,7 @@ def test_probabilities() -> None:
     assert abs(np.corrcoef(plan.hflip, plan.vflip)[0, 1]) < 0.05
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refused arguments --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("make", "message"),
     [

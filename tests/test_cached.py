@@ -174,7 +174,7 @@ def test_bad_samples_are_errors_of_their_readers_only(base: Any, place: dict[str
     assert reader.image_info([4, 5]).height.tolist() == [24, 24 if base.table.has_headers else 0]
 
 
-# --- arguments, and the choice of what is kept ----------------------------------------------------------------------
+# --- arguments, and the choice of cached samples --------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -287,7 +287,7 @@ def test_a_token_belongs_to_one_form(shards: Any, place: dict[str, Any]) -> None
     decoded.close()
 
 
-# --- files that are rewritten under their names ---------------------------------------------------------------------
+# --- rewritten files ------------------------------------------------------------------------------------------------
 def fill(folder: Path, seed: int) -> list[bytes]:
     """JPEGs with the same names, sizes and old times for every seed."""
     folder.mkdir(exist_ok=True)
@@ -496,7 +496,7 @@ def test_which_payloads_are_compressed() -> None:
     assert compressed_share([text * 20 for text in texts]) < 0.5
     assert compressed_share([bitmap(i) for i in range(20)]) < 0.9
     assert compressed_share(noise) == compressed_share([]) == 1
-    assert compressed_share([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
+    assert compressed_share([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "a JPEG was compressed again"
 
 
 def test_frames_and_payloads_are_distinguished(mixed: Path, place: dict[str, Any], spoil: Any) -> None:

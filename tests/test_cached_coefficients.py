@@ -343,7 +343,7 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
             assert images(reader) == images(packed_base) and sorted(slow.reads) == list(range(len(IMAGES)))
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("consumer", "check", "at"),
     [

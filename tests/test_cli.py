@@ -48,7 +48,7 @@ def output(*arguments: object, **options: Any) -> str:
     return done.stdout
 
 
-# --- what commands do -----------------------------------------------------------------------------------------------
+# --- the main commands ----------------------------------------------------------------------------------------------
 def test_the_main_job(tree: Path, tmp_path: Path) -> None:
     done = run_packer("convert", tree, "--to", "hdf5", "--workers", 2, cwd=tmp_path)
     assert done.stdout.startswith("images-hdf5: 45 samples (train 36, val 9), 3 classes, "), done.stderr

@@ -217,7 +217,7 @@ def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
             decode(kept, out=out)
 
 
-# --- what is kept, and what is not --------------------------------------------------------------------------------
+# --- supported and unsupported JPEGs ------------------------------------------------------------------------------
 def test_the_bytes_are_as_documented() -> None:
     """An independent reader of the layout recovers the coefficients that the JPEG was written from."""
     rng = np.random.default_rng(8)

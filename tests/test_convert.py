@@ -80,7 +80,7 @@ def test_formats_have_other_names(tmp_path: Path) -> None:
     assert run_packer("convert", source, "--to", "TFRecord", "-o", out).returncode == 0
 
 
-# --- what is packed ----------------------------------------------------------------------------------------------
+# --- the packed files --------------------------------------------------------------------------------------------
 def test_the_default_output_is_named_after_the_source(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

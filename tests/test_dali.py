@@ -414,7 +414,7 @@ def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
             external_source(reader, 4, on_error="skip", per="sample")
 
 
-# --- the source by itself -----------------------------------------------------------------------------------------
+# --- the source alone ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -225,7 +225,7 @@ def pixels_of(data: bytes, region: Region, compiled: bool = True) -> Any:
         return str(error)
 
 
-# --- how many rows libjpeg decodes ------------------------------------------------------------------------------
+# --- the rows that libjpeg decodes ------------------------------------------------------------------------------
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "411"])
 def test_boxes_that_end_anywhere_have_the_pixels_of_the_whole_image(sampling: str) -> None:
     data = made_jpeg(97, 70, sampling)

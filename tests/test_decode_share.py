@@ -72,7 +72,7 @@ def listen(monkeypatch: pytest.MonkeyPatch, double: Double, does: Callable[[byte
     monkeypatch.setattr(double, "decode_one", decode)
 
 
-# --- which images -------------------------------------------------------------------------------------------------
+# --- the choice of images -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("share", "step"), [(0, 1), (0.03, 1), (1 / 3, 1), (0.9, 2), (0.25, 8), (1, 8)])
 def test_the_cpu_gets_its_share_of_any_consecutive_positions(share: float, step: int) -> None:
     """step: an order whose positions belong to nodes gives a rank every second or every eighth position, less
@@ -107,7 +107,7 @@ def test_a_share_is_refused_where_the_cpu_decodes_everything(reader: readers.Rea
     assert ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=decoder, cpu_share=0)).decoder == "cpu"
 
 
-# --- nothing else changes -----------------------------------------------------------------------------------------
+# --- unchanged batches --------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:the device cpu failed on .* of the first:UserWarning")
 @pytest.mark.parametrize(("share", "refused"), [*((share, ()) for share in SHARES), (0, REFUSED), ("auto", REFUSED)])
 def test_the_same_batches_for_each_share(

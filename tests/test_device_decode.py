@@ -234,7 +234,7 @@ def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
     assert isinstance(good, Picture) and isinstance(bad, BadSampleError)
 
 
-# --- which one ----------------------------------------------------------------------------------------------------
+# --- the choice of a decoder --------------------------------------------------------------------------------------
 LIBRARY = """
 try:
     raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")

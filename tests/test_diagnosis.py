@@ -102,7 +102,7 @@ def test_a_diagnosis_has_a_line_for_each_stage() -> None:
     assert verdict_lines(result, 1000)[-1] == result.verdict
 
 
-# --- what is cut -----------------------------------------------------------------------------------------------------
+# --- cuts ------------------------------------------------------------------------------------------------------------
 def batches_of(pipeline: Pipeline, cut: int, count: int) -> list[Any]:
     batches = pipeline.cached(cut)
     try:

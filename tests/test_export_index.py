@@ -60,7 +60,7 @@ def dali() -> Any:
     return nvidia.dali
 
 
-# --- what is written ----------------------------------------------------------------------------------------------
+# --- index files --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("target", "version"), [("dali", "v1.2"), ("rocal", "v1.0")])
 def test_a_tar_index_agrees_with_tarfile(packed: Callable[[str], Path], target: Any, version: str) -> None:
     """Both versions have names; each library reads a different version."""
@@ -154,7 +154,7 @@ def test_wids_reads_by_our_index(
     assert found == stored(root)
 
 
-# --- what cannot be -----------------------------------------------------------------------------------------------
+# --- refused sets -------------------------------------------------------------------------------------------------
 def test_formats_that_a_library_cannot_read(originals: dict[str, Path]) -> None:
     cases: list[tuple[str, Any, str]] = [
         ("hdf5", "dali", "dali has no reader for hdf5 shards with an index file; feed the set through"),

@@ -309,7 +309,7 @@ def test_bad_records_fall_under_on_error(tmp_path: Path) -> None:
     assert [fields["image"] for _, _, _, fields in found] == [IMAGES[0], IMAGES[2]]
 
 
-# --- which source ---
+# --- detection of the source ---
 def test_the_kind_of_a_file_is_its_content(tmp_path: Path) -> None:
     for path in (write(tmp_path / "nameless", TFRECORD), write(tmp_path / "zipped.bin", gzip.compress(TFRECORD))):
         assert open_source(path).title == f"TFRecord file {path}"

@@ -189,7 +189,7 @@ class TestHdf5(FormatSuite):
                 layout = h5py.VirtualLayout((100,), np.uint8)
                 layout[:] = h5py.VirtualSource(other["images"])
                 file.create_virtual_dataset("images", layout)
-        elsewhere = how in ("external", "link", "virtual")  # which `convert` does not follow either
+        elsewhere = how in ("external", "link", "virtual")  # `convert` does not follow it either
         with pytest.raises(NotFlatError, match=" h5repack " if elsewhere else f" packer convert {path} --to hdf5"):
             list(self.format.locate(path, LocateOptions()))
 
@@ -545,7 +545,7 @@ class TestTar(FormatSuite):
             assert content is not None and json.load(content) == {"key": "a.b", "names": {"image": "a.b.JPEG"}}
 
 
-# --- which format ------------------------------------------------------------------------------------------------
+# --- detection of the format -------------------------------------------------------------------------------------
 def test_formats_by_name() -> None:
     assert [format_named(name).name for name in writable_formats()][:3] == ["hdf5", "tfrecord", "tar"]
     with pytest.raises(FormatError, match="no format 'zip'; there are hdf5, tfrecord, tar"):

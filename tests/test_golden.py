@@ -142,7 +142,7 @@ def test_a_token_resumes_where_it_was_taken(path: Path, name: str, unpacked: Cal
     with readers.open(unpacked(GOLDEN / "set-1-tar.tar.xz"), "train") as reader:
         assert make.rest_of(make.orders(len(reader))[name], reader, known["token"]) == known["rest"]
         today = make.tokens(reader)[name]
-        assert today["token"].pop("run") and today["token"].pop("made", None) is None  # which do not affect resuming
+        assert today["token"].pop("run") and today["token"].pop("made", None) is None  # they do not affect resuming
         assert today == known, "the token of this version differs: raise the version"
 
 

@@ -130,7 +130,7 @@ def fuzz(tmp_path: Path, layout: Layout, rounds: int, seed: int) -> Counter[str]
     inside, out = tmp_path / "inside", tmp_path / "inside/out"
     inside.mkdir()
     source = layout.write(inside)
-    assert attempt(source, out) == "packed", "undamaged, it must pack"  # and loads its imports
+    assert attempt(source, out) == "packed", "undamaged, it must pack"  # this also loads its imports
     files = {path: path.read_bytes() for path in ([source] if source.is_file() else sorted(source.rglob("*.*")))}
     before = everything_below(tmp_path)
     for trial in range(rounds):

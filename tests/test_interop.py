@@ -337,7 +337,7 @@ def test_h5py_reads_tricky_keys(tmp_path: Path) -> None:
             assert file[f"{field}/data"][first : first + count].tobytes() == samples[3].payloads[number]
 
 
-# --- adoption itself ----------------------------------------------------------------------------------------------
+# --- adoption -----------------------------------------------------------------------------------------------------
 def test_two_formats_at_once_are_refused(packed: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="index one format at a time"):
         packer.index([*shards(packed("tar"), "val"), *shards(packed("hdf5"), "val")], tmp_path / "out", workers=1)

@@ -147,7 +147,7 @@ def check_aligned(sample: dict[str, Any], margin: int = 60, fill: int = 0) -> No
     assert sample["box_labels"].dtype == torch.int64 and sample["boxes"].dtype == torch.float32
 
 
-# --- what a batch has ---------------------------------------------------------------------------------------------
+# --- the content of a batch ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ops", [OPS, TURNED, [Resize((60, 50))], [RandomRotation(30), *OPS, ColorJitter()]], ids=repr)
 def test_fields_are_aligned_with_their_images(reader: readers.Reader, ops: list[Any]) -> None:
     loader = ImageLoader(reader, 7, augment=ops, fields=NAMES, seed=3, ranks=Ranks(tail="exact"), threads=2)

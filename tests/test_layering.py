@@ -168,7 +168,7 @@ def test_imports_point_down(path: Path) -> None:
         assert top not in LAYERS or top in below, f"{path}:{line} imports {module}: {layer} must not import {top}"
         room = "packer.tools" if name_of(path).startswith("packer.tools") else layer
         known = top in LAYERS or top in sys.stdlib_module_names or top in ALLOWED[room]
-        assert known, f"{path}:{line} imports {module}, which {layer} must not import"
+        assert known, f"{path}:{line} imports {module}, which {layer} cannot import"
 
 
 @of_each_module

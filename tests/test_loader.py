@@ -87,7 +87,7 @@ def loader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("packer-loader")]
 
 
-# --- what a batch is ----------------------------------------------------------------------------------------------
+# --- the content of a batch ---------------------------------------------------------------------------------------
 def test_each_image_is_its_sample(reader: readers.Reader) -> None:
     seen = []
     fields = ("image", "label", "key", "index")
@@ -172,7 +172,7 @@ def test_other_fields_are_lists_with_none_for_samples_without(samples: Samples) 
 
 def test_a_tensor_goes_to_the_device(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 4, augment=CROP)
-    loader.device = torch.device("meta")  # which exists on every machine
+    loader.device = torch.device("meta")  # it exists on every machine
     images, labels = next(iter(loader))
     assert images.device.type == labels.device.type == "meta"
 
@@ -478,7 +478,7 @@ def test_invalid_views_are_refused(options: dict[str, Any]) -> None:
         Views(**options)
 
 
-# --- images of one size are resized together, with the same pixels as one by one ------------------------------------
+# --- resizing images of one size together ---------------------------------------------------------------------------
 FACE_SIZE = (89, 109)  # width, height
 FACES: list[Any] = [CenterCrop(74), Resize((32, 32)), RandomHorizontalFlip()]
 FACE_COUNT = 24

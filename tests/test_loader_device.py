@@ -178,7 +178,7 @@ def test_an_image_much_larger_than_its_result(tmp_path: Path, double: Double) ->
     assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
 
 
-# --- what fails ---------------------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[readers.Reader]:
     """12 images for a device, of which 3 has lost its end and 7 differs from the index."""
@@ -274,7 +274,7 @@ def test_a_lost_device_ends_the_epoch(reader: readers.Reader, double: Double) ->
     assert len(list(loader)) == 5
 
 
-# --- which device, which engine -----------------------------------------------------------------------------------
+# --- the choice of device and engine ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("visible", "current", "local_rank", "expected"),
     [(8, 0, 3, 3), (1, 0, 3, 0), (2, 0, 3, 1), (8, 5, 3, 5), (8, 0, None, 0)],

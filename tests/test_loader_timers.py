@@ -108,7 +108,7 @@ def seconds(stats: LoaderStats) -> dict[str, float]:
     return {stage: round(spent, 9) for stage, spent in stats.stages.items() if spent}
 
 
-# --- what was planted is found ------------------------------------------------------------------------------------
+# --- planted work -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("threads", "decode", "augment", "views"),
     [(1, 7 * MS, 2 * MS, 1), (3, 7 * MS, 2 * MS, 2), (3, 3_000, 1_000, 1)],
@@ -199,7 +199,7 @@ def test_waiting_for_slow_training_is_measured(reader: readers.Reader, monkeypat
     assert stats.ready == (1, 1, steps - 2) and str(stats).startswith("data wait for training: 2 batches ready on 83 %")
 
 
-# --- sums, however a loop goes ------------------------------------------------------------------------------------
+# --- sums ---------------------------------------------------------------------------------------------------------
 def check(stats: LoaderStats, batches: int, images: int) -> None:
     assert (stats.batches, stats.images) == (batches, images) and stats.made >= images
     assert 0 <= stats.first_wait_seconds <= stats.wait_seconds <= stats.seconds
@@ -321,7 +321,7 @@ def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
         for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
             while ends and ends[-1] <= event["ts"] + 1e-3:
                 ends.pop()
-            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "an event overlaps the one before"
+            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "an event overlaps the previous one"
             ends.append(event["ts"] + event["dur"])
     return tracks
 

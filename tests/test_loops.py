@@ -141,7 +141,7 @@ def test_an_epoch_without_a_batch_is_an_error(reader: readers.Reader) -> None:
         ImageStream(ImageDataset(reader), EpochSampler(Shuffled(COUNT), reader), 64)
 
 
-# --- what a batch is made of --------------------------------------------------------------------------------------
+# --- the content of a batch ---------------------------------------------------------------------------------------
 def test_without_the_field_image_no_image_is_read(reader: readers.Reader) -> None:
     fields = ("label", "key", "index", "json")
     without = readers.Reader(reader.table, NoImages(reader.store))

@@ -116,7 +116,7 @@ def test_a_record_is_complete_when_the_monitor_is_killed(started: Any, tmp_path:
     assert len(usage.times) >= 3 and "processes cpus" in usage.names
 
 
-# --- what a record says ----------------------------------------------------------------------------------------------
+# --- the content of a record -----------------------------------------------------------------------------------------
 def usage_of(marks: tuple[Mark, ...] = (), full: dict[str, float] | None = None, **columns: Any) -> Usage:
     """Ten samples of one second; a column is a number or ten of them. "_" in names stands for a space."""
     units = {"busy": "share", "iowait": "share", "pressure": "share", "throttled": "share", "memory": "bytes",

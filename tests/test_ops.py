@@ -177,7 +177,7 @@ def test_threads_and_a_resume_change_no_result(op: Op, reader: readers.Reader) -
     assert all(map(torch.equal, one[2:], (images for images, _ in resumed))) and len(one) == 5
 
 
-# --- what each op makes -----------------------------------------------------------------------------------------------
+# --- the result of each op --------------------------------------------------------------------------------------------
 def test_greyscale_equals_pillow() -> None:
     found, parameters = changed(RandomGrayscale(0.5), photos())
     grey = parameters[:, 0] == 0

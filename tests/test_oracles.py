@@ -69,7 +69,7 @@ def write(
             out.write(key, split=split, label=None if label < 0 else label, **dict(held))
 
 
-# --- what each reader shows of some shards --------------------------------------------------------------------------
+# --- the readers ----------------------------------------------------------------------------------------------------
 def by_h5py(shards: list[Path]) -> Iterator[Shown]:
     for shard in shards:
         with h5py.File(shard) as file:
@@ -149,7 +149,7 @@ def check(root: Path, live: list[tuple[str, Sample]], dropped: list[tuple[str, S
                 for key, label, data in oracle([root / shard.path for shard in split.shards])
             )
             assert not wanted - shown, f"{oracle.__name__} does not show {wanted - shown}"
-            assert not shown - wanted - gone, f"{oracle.__name__} shows {shown - wanted - gone} as well"
+            assert not shown - wanted - gone, f"{oracle.__name__} shows {shown - wanted - gone} in addition"
         with readers.open(root, name, verify=True) as reader:
             parts = (
                 (s.key, s.label, tuple((f, bytes(s.fields[f])) for f in SUFFIXES if f in s.fields)) for s in reader

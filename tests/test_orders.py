@@ -72,7 +72,7 @@ def whole(order: Order, epoch: int = 0) -> np.ndarray:
     return order.indices(epoch, np.arange(len(order), dtype=np.int64))
 
 
-# --- what all of them promise -------------------------------------------------------------------------------------
+# --- promises of all orders ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ORDERS)
 def test_the_promises_of_every_order(kind: str) -> None:
     order = ORDERS[kind]()

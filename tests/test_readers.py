@@ -291,7 +291,7 @@ def test_wrong_offsets() -> None:
         Strings.of(["\ud800"])
 
 
-# --- which ranges of which shards are fetched together -------------------------------------------------------------
+# --- read plans ----------------------------------------------------------------------------------------------------
 SIZE = 200
 RANGES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, SIZE), st.integers(0, 60)).map(

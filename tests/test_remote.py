@@ -337,7 +337,7 @@ def test_addresses_that_are_refused(address: str, monkeypatch: pytest.MonkeyPatc
         readers.open(f"s3://{BUCKET}/other")
 
 
-# --- what changes meanwhile -----------------------------------------------------------------------------------------
+# --- concurrent changes ---------------------------------------------------------------------------------------------
 def test_a_changed_set_has_another_index(address: str, other: Path) -> None:
     with readers.open(address, "train") as old:
         put_files(other, address)

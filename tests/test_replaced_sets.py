@@ -306,7 +306,7 @@ def test_a_damaged_sample_is_not_a_replaced_shard_and_intact_samples_can_be_read
     assert (saved.samples, saved.left_out) == (SAMPLES - 3, {"skipped": 3})
 
 
-# --- what is still the same set -----------------------------------------------------------------------------------
+# --- sets that count as unchanged ---------------------------------------------------------------------------------
 def copied(packed: Path) -> None:
     shutil.copytree(packed, packed.with_name("again"))
     shutil.rmtree(packed)

@@ -227,7 +227,7 @@ def test_buckets_that_change_with_the_ranks(reader: Any) -> None:
     check(readers.replay(state, reader, order=order), steps, range(len(steps)))
 
 
-# --- who, and where steps are ----------------------------------------------------------------------------------------
+# --- samples by step, and steps by number ----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["loader", "sampler 0"])
 @pytest.mark.parametrize("order", [Shuffled(COUNT, 3), Weighted(np.ones(COUNT), seed=3)], ids=["shuffled", "weighted"])
 def test_who_lists_the_steps_of_a_sample(reader: Any, kind: str, order: Any) -> None:

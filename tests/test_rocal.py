@@ -185,7 +185,7 @@ def test_errors_at_the_end_of_an_epoch_stay_inside_the_padding(rocal_double: Any
     assert endings == {"right", "stale", "lost", "extra"} and rocal_double.FAULTS == []
 
 
-# --- what the pipelines show --------------------------------------------------------------------------------------
+# --- the images of pipelines --------------------------------------------------------------------------------------
 def boxes_of(root: Path, count: int, pipeline: Any, **options: Any) -> Iterator[tuple[int, tuple[float, ...]]]:
     """The (number, box) of each of the images of SIZES; the number must match the label."""
     reader = folder_of(root / "images", {number: mapped(number, SIZES[number % 4]) for number in range(count)})
@@ -274,7 +274,7 @@ def test_pipelines_refuse_invalid_options(rocal: Any, reader: Any, tmp_path: Pat
         RocalLoader(pipeline, source)
 
 
-# --- what goes wrong in rocAL -------------------------------------------------------------------------------------
+# --- faults of rocAL ----------------------------------------------------------------------------------------------
 def fails(*_: Any) -> Any:
     raise RuntimeError("Loader module failed")
 
@@ -401,7 +401,7 @@ def test_without_rocal_the_message_names_the_installation(reader: Any, monkeypat
     assert isinstance(caught.value, MissingExtraError) and isinstance(caught.value, ImportError)
 
 
-# --- the source by itself -----------------------------------------------------------------------------------------
+# --- the source alone ---------------------------------------------------------------------------------------------
 class Wrapped:
     """A reader with changed attributes."""
 

@@ -131,7 +131,7 @@ def test_the_number_of_batches_of_an_epoch(rocal: Any, tmp_path: Path, to: str) 
         assert sorted(numbers_read(layout, epochs=2)) == sorted([*range(22), 21, 21] * 2)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused sets -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("to", LAYOUTS)
 def test_sets_that_rocal_would_read_wrongly(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images = {number: solid(number) for number in range(6)} | {4: solid(4, "PNG"), 5: solid(5, mode="CMYK")}

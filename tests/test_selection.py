@@ -65,7 +65,7 @@ def test_mapped_indices_are_pickled_by_path(base: Any, tmp_path: Path) -> None:
         pickle.loads(text)
 
 
-# --- what is asked for --------------------------------------------------------------------------------------------
+# --- criteria -----------------------------------------------------------------------------------------------------
 def test_labels_keep_their_meaning(base: Any) -> None:
     for asked in ("dog", 1, ["dog"], [1], np.array([1]), ("dog", 1)):
         reader = base.select(labels=asked)

@@ -232,7 +232,7 @@ def test_a_conversion_into_a_changed_set_is_not_complete(tmp_path: Path) -> None
     assert names == {"dataset.json", "README.md", "classes.txt", "train-000000.tar", "train.index"}
 
 
-# --- what cannot be one set ------------------------------------------------------------------------------------------
+# --- sets that cannot be merged --------------------------------------------------------------------------------------
 def test_sets_that_cannot_be_merged(one: Path, two: Path, tmp_path: Path) -> None:
     rows = "path,label\n" + "".join(f"train/eel/eel1t{i}.jpg,{i}\n" for i in range(3))
     (tmp_path / "n.csv").write_text(rows)

@@ -50,7 +50,7 @@ def open_in(folder: str | Path, **options: Any) -> SharedByteCache:
     return SharedByteCache.open(**{**given, "directory": folder, **options})
 
 
-# --- what each kind of memory does beyond the suite -----------------------------------------------------------------
+# --- promises beyond the suite --------------------------------------------------------------------------------------
 class TestFile(SharedCacheSuite):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> Any:

@@ -120,7 +120,7 @@ def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: 
     return sorted(came)
 
 
-# --- what all nodes together read from the source -------------------------------------------------------------------
+# --- reads from the source by all nodes -----------------------------------------------------------------------------
 def test_caches_of_a_part_each_read_the_source_once(
     cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -307,7 +307,7 @@ def test_threads_of_a_loader_count_one_failure(cluster: Any, fail: Any, truth: l
     assert len(said) == 1 and made.readers[0].store.stats().failures == 1
 
 
-# --- jobs and nodes that are not there ------------------------------------------------------------------------------
+# --- other jobs and missing nodes -----------------------------------------------------------------------------------
 def test_jobs_in_one_folder_do_not_mix(
     source: Path, tmp_path: Path, truth: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,7 +367,7 @@ def test_an_unsafe_token_or_folder_starts_no_server(source: Path, tmp_path: Path
     assert [path.name for path in (tmp_path / "job").glob("*/[0-9]*")] == []
 
 
-# --- what a node serves ---------------------------------------------------------------------------------------------
+# --- the ranges of a node -------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory: pytest.TempPathFactory, jpeg_of: Any = None) -> Path:
     """Two fields, one in separate shards that not all samples have, in an order other than that of the shards."""

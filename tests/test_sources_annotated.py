@@ -475,7 +475,7 @@ def test_a_wrong_image_size_is_a_bad_sample(tmp_path: Path, width: int, height: 
     assert "has 40 x 24 pixels, but its annotations are for" in pack_error(root, tmp_path / "out")
 
 
-# --- where annotations are ----------------------------------------------------------------------------------------
+# --- positions of annotations -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_turn_with_the_image(tmp_path: Path, orientation: int) -> None:
     """A box, an outline, a point and a mask on the only bright part of an image stay there when the image is displayed.

@@ -273,7 +273,7 @@ def test_missing_files_fall_under_on_error(tree: Path, tmp_path: Path) -> None:
     assert [line["reason"] for line in report] == [*gone, "'images' is not a regular file"]
 
 
-# --- tables as they come ------------------------------------------------------------------------------------------
+# --- table formats ------------------------------------------------------------------------------------------------
 def test_csv_dialects(tree: Path) -> None:
     text = f'\ufeff, Path ,note\r\n0,{image_name(0)},"two\nlines, ""quoted"""\r\n\r\n1,{image_name(1)},ü\r\n'
     (tree / "m.csv").write_bytes(text.encode())

@@ -275,7 +275,7 @@ def test_bad_samples_are_skipped_and_replaced(tmp_path: Path) -> None:
             assert row != 2 and np.array_equal(picture[0].numpy(), values("uint16", row))
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refused ops and options --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Own(Op):
     stage = Stage.PIXELS

@@ -427,7 +427,7 @@ def test_an_image_with_a_scan_for_each_coefficient_decodes() -> None:
     end = 2 + struct.unpack(">H", band[2:4])[0]
     codes = band[end:].partition(b"\xff\xc4")[0]  # without coefficients: runs of finished blocks
     scans = [band[: end - 3] + bytes((k, k, 0)) + codes for k in range(1, 64)]
-    refining = next(scan.partition(b"\xff\xc4")[0] for scan in rest if scan[end - 3] == 0)  # of DC
+    refining = next(scan.partition(b"\xff\xc4")[0] for scan in rest if scan[end - 3] == 0)  # DC coefficients
     data = b"".join((head, direct, *scans, refining, b"\xff\xd9"))
     assert data.count(b"\xff\xda") == 65
     assert np.array_equal(decode_image(data), np.full((64, 64, 3), 77))
