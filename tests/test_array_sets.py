@@ -101,6 +101,7 @@ def test_the_main_field_of_a_folder(
     reader = readers.open(tmp_path / "set", "train")
     assert (reader.kinds, list(reader.keys)) == (kinds, keys)
     assert sum(result.left_out.values()) == left_out
+    assert ("pass  --field array:array=.npy" in "".join(result.warnings)) == ("x/a.jpg" in files)
     assert {bytes(reader.read(i)) for i in range(len(reader))} < set(files.values())
 
 

@@ -104,6 +104,8 @@ def test_the_content_of_a_sample(reader: readers.Reader) -> None:
     assert ImageDataset(reader, decode=None)[0][0] == bytes(reader.read(0))
     with pytest.raises(IndexError):
         dataset[COUNT]
+    with pytest.raises(TypeError, match=r"found list; for batches use  DataLoader\(dataset, batch_sampler=…\)"):
+        next(iter(DataLoader(dataset, sampler=[[0, 1]], batch_size=None)))
     dataset.load_state_dict(dataset.state_dict())
     with pytest.raises(ResumeError, match="another set"):
         dataset.load_state_dict({"fingerprint": "other"})
