@@ -1,4 +1,4 @@
-"""A cache of DCT coefficients: decoders have the same pixels from it, everything else reads the images below it."""
+"""A cache of DCT coefficients: decoders get the same pixels from it, and every other reader the stored images."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ def jpeg(image: Image.Image, sampling: str) -> bytes:
 
 
 def _images() -> dict[str, bytes]:
-    """By name: JPEGs of all kinds, and images that are kept as they are."""
+    """Images by name: JPEGs of all kinds, and images that are cached unconverted."""
     pixels = picture(HEIGHT, WIDTH, 2)
-    found = {f"jpeg {kind}": jpeg(pixels, kind) for kind in ("420", "422", "440", "444")}
-    found["jpeg grey"] = encoded(pixels.convert("L"), "JPEG")
+    files = {f"jpeg {kind}": jpeg(pixels, kind) for kind in ("420", "422", "440", "444")}
+    files["jpeg grey"] = encoded(pixels.convert("L"), "JPEG")
     for orientation in range(2, 9):
-        found[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
-    found["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
-    found["jpeg odd"] = jpeg(picture(HEIGHT - 3, WIDTH + 5), "420")
-    found["other png"] = encoded(pixels, "PNG")
-    found["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
-    found["other damaged"] = found["jpeg 444"][:-900] + found["jpeg 444"][-2:]
-    return found
+        files[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
+    files["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
+    files["jpeg odd"] = jpeg(picture(HEIGHT - 3, WIDTH + 5), "420")
+    files["other png"] = encoded(pixels, "PNG")
+    files["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
+    files["other damaged"] = files["jpeg 444"][:-900] + files["jpeg 444"][-2:]
+    return files
 
 
 IMAGES = _images()
@@ -107,7 +107,7 @@ def items(reader: Any, transform: Any, output: Any = "tensor") -> list[bytes]:
 
 
 def joined(reader: Any, ops: list[Op]) -> list[bytes]:
-    """Of some of the samples, behind others."""
+    """Batches of some of the samples, which follow a sample of another reader."""
     return batches(readers.concat([reader.select(indices=[0]), reader.select(indices=range(3, len(reader)))]), ops)
 
 
@@ -116,14 +116,14 @@ def _digest(batch: Any) -> bytes:
 
 
 def kept_media(reader: Any) -> list[str]:
-    """The input of the decoders for each sample."""
+    """The media type that the decoders get for each sample."""
     return [parse_any(data).media for data in reader.for_decoding().read_many(range(len(reader)))]
 
 
 # --- pixels -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", AUGMENTS)
-def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str, Any]) -> None:
-    """In the epoch that fills it and in the next, whatever the batch needs of an image."""
+def test_batches_equal_those_without_a_cache(base: Any, name: str, place: dict[str, Any]) -> None:
+    """In the epoch that fills the cache and in the next, for every kind of batch."""
     with readers.cached(base, keep=KEEP, **place) as reader:
         assert batches(reader, AUGMENTS[name], 2) == batches(base, AUGMENTS[name], 2)
         stats = reader.stats()
@@ -134,10 +134,10 @@ def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str
     ("dtype", "layout"),
     [(torch.uint8, "NCHW"), (torch.float32, "NCHW"), (torch.float32, "NHWC"), (torch.bfloat16, "NHWC")],
 )
-def test_batches_of_other_kinds_are_those_without_a_cache(
+def test_mixed_batches_equal_those_without_a_cache(
     packed_base: Any, place: dict[str, Any], dtype: torch.dtype, layout: str
 ) -> None:
-    """Images that are finished in one go and those that are not share a batch."""
+    """Images that are finished in one pass and images that are not share a batch."""
     ops = [*AUGMENTS["a box, scaled"], *([] if dtype == torch.uint8 else [Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.1))])]
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
@@ -145,21 +145,21 @@ def test_batches_of_other_kinds_are_those_without_a_cache(
             ImageLoader(each, 5, augment=Views(ops, 2), seed=5, decode=Decode(dtype=dtype, layout=layout))
             for each in (reader, packed_base)
         )
-        for (ours, _), (theirs, _) in zip(*loaders, strict=True):
-            assert all(torch.equal(*views) for views in zip(ours, theirs, strict=True))
+        for (cached, _), (plain, _) in zip(*loaders, strict=True):
+            assert all(torch.equal(*views) for views in zip(cached, plain, strict=True))
 
 
 @pytest.mark.parametrize("check", ["never", "always"])
-def test_what_was_read_is_not_overwritten(packed_base: Any, place: dict[str, Any], check: Any) -> None:
-    """Neither what was encoded for the read, nor what there was no place for."""
+def test_returned_bytes_are_not_overwritten(packed_base: Any, place: dict[str, Any], check: Any) -> None:
+    """Neither the images that were encoded for the read, nor those that did not fit into the cache."""
     for capacity in (1.0, 0.5):
         with readers.cached(packed_base, capacity, KEEP, check=check, **place) as reader:
             first = reader.for_decoding().read_many(range(len(IMAGES)))
-            assert [bytes(one) for one in first] == images(reader.for_decoding())
+            assert [bytes(data) for data in first] == images(reader.for_decoding())
 
 
 def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
-    """ "auto" keeps everything; a share keeps a share, and the others come as they are."""
+    """ "auto" caches everything; a share caches a share, and the other images stay unconverted."""
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
         whole = reader.stats()
@@ -170,18 +170,18 @@ def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
         assert 0 < sum(kept) < len(IMAGES)
         for _ in range(2):
             slow.reads.clear()
-            found = kept_media(reader)
+            media = kept_media(reader)
         assert sorted(slow.reads) == [i for i, keeps in enumerate(kept) if not keeps]
-        for key, keeps, medium in zip(reader.keys, kept, found, strict=True):
+        for key, keeps, medium in zip(reader.keys, kept, media, strict=True):
             assert (medium == "coefficients") == (keeps and "jpeg" in key)
         assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
 
 
 @pytest.mark.parametrize("output", ["numpy", "pil", "ops"])
-def test_items_are_those_without_a_cache(packed_base: Any, output: str, place: dict[str, Any]) -> None:
-    given = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
+def test_items_equal_those_without_a_cache(packed_base: Any, output: str, place: dict[str, Any]) -> None:
+    arguments = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
-        assert items(reader, *given) == items(packed_base, *given) == items(reader, *given)
+        assert items(reader, *arguments) == items(packed_base, *arguments) == items(reader, *arguments)
         assert reader.stats().hits == len(IMAGES)
 
 
@@ -198,7 +198,8 @@ def rocal_source(reader: Any) -> list[bytes]:
 
 
 def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
-    """Interpolated where they would be repeated: as from the pixels of the whole image. States name them."""
+    """Chroma is interpolated where it would be repeated otherwise: as from the pixels of the whole image. States name
+    the option."""
     data = IMAGES["jpeg 420"]
     for kind, contents in (("jpg", data), ("png", encoded(Image.fromarray(exact(data)), "PNG"))):
         (tmp_path / kind / "all").mkdir(parents=True)
@@ -213,12 +214,12 @@ def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) 
         states = [ImageLoader(reader, 1, decode=Decode(exact_colours=True)).state_dict(), exactly.state_dict()]
         states.append(EpochSampler(Sequential(1), exactly).state_dict())
         assert {state["decoder"] for state in states} == {"cpu, exact colours"}
-        plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images are decoded so in any case
+        plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images always have exact colours
         assert plain.decoder == ImageDataset(reader, ops).decoder == "cpu"
 
 
 # --- everything else ----------------------------------------------------------------------------------------------
-def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) -> None:
+def test_reading_gives_the_stored_images(base: Any, place: dict[str, Any]) -> None:
     with readers.cached(base, keep=KEEP, **place) as reader:
         reader.prefill(2)
         assert reader.stats().present == len(IMAGES) and reader.keep == readers.Coefficients()
@@ -239,11 +240,11 @@ def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) 
             assert encoded[i][0] == data and np.array_equal(unchanged[i][0], others[i][0])
         assert reader.fingerprint == base.fingerprint
         assert (reader.sizes() == base.sizes()).all()
-        assert all((ours == theirs).all() for ours, theirs in zip(reader.info, base.info, strict=True))
+        assert all((cached == stored).all() for cached, stored in zip(reader.info, base.info, strict=True))
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_devices_are_given_jpegs_and_the_cpu_coefficients(
+def test_devices_get_jpegs_and_the_cpu_coefficients(
     packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     double = install(monkeypatch, "torchvision")
@@ -257,13 +258,13 @@ def test_devices_are_given_jpegs_and_the_cpu_coefficients(
         assert reader.stats().hits == len(IMAGES) - by_device and reader.stats().misses == 0
 
 
-def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: dict[str, Any]) -> None:
+def test_the_sources_of_dali_and_rocal_get_jpegs(packed_base: Any, place: dict[str, Any]) -> None:
     good = packed_base.select(indices=[i for i, key in enumerate(packed_base.keys) if "jpeg" in key])
     with readers.cached(good, keep=KEEP, **place) as reader:
         reader.prefill()
         for make in (dali_source, rocal_source):
-            ours, theirs = make(reader), make(good)
-            assert len(ours) == len(good) and ours == theirs
+            cached, plain = make(reader), make(good)
+            assert len(cached) == len(good) and cached == plain
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -272,21 +273,21 @@ def test_runs_continue_with_and_without_the_cache(packed_base: Any, place: dict[
         loader = ImageLoader(reader, 3, augment=AUGMENTS["a box, scaled"], seed=7, threads=2)
         if state is not None:
             loader.load_state_dict(state)
-        found: list[bytes] = []
+        digests: list[bytes] = []
         for batch in loader:
-            found.append(_digest(batch))
-            if len(found) == stop:
+            digests.append(_digest(batch))
+            if len(digests) == stop:
                 break
-        return found, loader.state_dict()
+        return digests, loader.state_dict()
 
     whole, _ = run(packed_base)
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         for first, then in ((packed_base, reader), (reader, packed_base), (reader, reader)):
-            found, state = run(first, stop=2)
-            assert found + run(then, state)[0] == whole
+            digests, state = run(first, stop=2)
+            assert digests + run(then, state)[0] == whole
 
 
-def test_workers_share_what_they_have_made(packed_base: Any, place: dict[str, Any]) -> None:
+def test_workers_share_coefficients(packed_base: Any, place: dict[str, Any]) -> None:
     ops = AUGMENTS["scaled"]
     workers = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60, "persistent_workers": True}
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
@@ -306,8 +307,8 @@ def rank_epoch(path: Path, place: dict[str, Any], rank: int) -> list[bytes]:
 def test_two_ranks_at_once(packed_base: Any, place: dict[str, Any], spawned: ProcessPoolExecutor) -> None:
     persisting = {**place, "persist": True}
     other = spawned.submit(rank_epoch, packed_base.path, persisting, 1)
-    for rank, found in enumerate((rank_epoch(packed_base.path, persisting, 0), other.result(timeout=120))):
-        assert found == batches(packed_base, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
+    for rank, epoch in enumerate((rank_epoch(packed_base.path, persisting, 0), other.result(timeout=120))):
+        assert epoch == batches(packed_base, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
     slow = SlowReader(packed_base)
     with readers.cached(slow, keep=KEEP, **persisting) as reader:
         slow.reads.clear()  # of the measurement
@@ -329,7 +330,7 @@ def test_a_cache_that_is_filled_from_the_command_line(packed_base: Any, tmp_path
 
 
 def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
-    """Coefficients on the disk are not made again."""
+    """Coefficients on the disk are not computed again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     slow = SlowReader(packed_base)
@@ -342,7 +343,7 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
             assert images(reader) == images(packed_base) and sorted(slow.reads) == list(range(len(IMAGES)))
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("consumer", "check", "at"),
     [
@@ -356,7 +357,7 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
 def test_damaged_bytes_are_made_again(
     packed_base: Any, place: dict[str, Any], spoil: Any, at: int, check: Any, consumer: Any
 ) -> None:
-    """A form that a decoder refuses is read from below the cache; byte 13 is of the height."""
+    """A form that a decoder refuses is read from below the cache; byte 13 belongs to the height."""
     ops = AUGMENTS["scaled"]
     expected = consumer(packed_base, ops)
     with readers.cached(packed_base, keep=KEEP, check=check, **place) as reader:
@@ -400,7 +401,7 @@ with readers.open(sys.argv[1], "train") as base, warnings.catch_warnings(record=
 
 
 def test_without_the_compiled_codec(packed_base: Any, place: dict[str, Any]) -> None:
-    """Everything passes through, with a warning: nodes of different kinds may run the same script."""
+    """The reader works uncached, with a warning: nodes of different kinds may run the same script."""
     command = [sys.executable, "-c", WITHOUT_CODEC, str(packed_base.path), str(place["directory"])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

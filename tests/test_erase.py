@@ -1,4 +1,4 @@
-"""Samples that are erased are in no file of the set any more, and all others are as they were."""
+"""Erased samples are in no file of the set any more, and all other samples are unchanged."""
 
 from __future__ import annotations
 
@@ -37,31 +37,31 @@ def pack(root: Path, to: str = "tar", **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tests may not write to it."""
+    """A packed set; tests may not write to it."""
     return pack(tmp_path_factory.mktemp("erase") / "set")
 
 
 @pytest.fixture
-def one(base: Path, tmp_path: Path) -> Path:
-    """A set that may be changed."""
+def target(base: Path, tmp_path: Path) -> Path:
+    """A set that tests may change."""
     return Path(shutil.copytree(base, tmp_path / "set"))
 
 
 def files_with(root: Path, *needles: bytes) -> list[str]:
-    """The files below a directory that hold one of these texts, in their bytes or their names."""
-    found = []
+    """The files below a directory that contain one of these byte strings, in their content or their names."""
+    paths = []
     for path in root.rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
         if any(needle in data or needle in os.fsencode(path.name) for needle in needles):
-            found.append(path.relative_to(root).as_posix())
-    return found
+            paths.append(path.relative_to(root).as_posix())
+    return paths
 
 
-def without(held: dict[str, Held], *keys: str) -> tuple[dict[str, Held], list[bytes]]:
-    """The remaining samples, and the payloads that are gone."""
-    gone = [key for key in held if key.partition("/")[2] in keys]
-    payloads = [data for key in gone for data in held[key].fields.values()]
-    return {key: value for key, value in held.items() if key not in gone}, payloads
+def without(samples: dict[str, Held], *keys: str) -> tuple[dict[str, Held], list[bytes]]:
+    """The remaining samples, and the erased payloads."""
+    gone = [key for key in samples if key.partition("/")[2] in keys]
+    payloads = [data for key in gone for data in samples[key].fields.values()]
+    return {key: value for key, value in samples.items() if key not in gone}, payloads
 
 
 def times(root: Path) -> dict[Path, int]:
@@ -69,7 +69,7 @@ def times(root: Path) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("to", [*FORMATS, "raw"])
-def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_path: Path) -> None:
+def test_no_file_holds_erased_samples_and_the_others_are_unchanged(to: str, tmp_path: Path) -> None:
     raw = {"ops": [Resize(8), CenterCrop(8)], "reencode": packer.Reencode("raw")} if to == "raw" else {}
     root = pack(tmp_path / "set", "hdf5" if raw else to, **raw)
     before, files, order = content(root), shards(root), packer.table(root).keys("train")
@@ -78,7 +78,7 @@ def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_pa
     assert len(payloads) == 2 and files_with(root, *needles)
     untouched = times(root)
     planned = packer.erase(root, keys=GONE, dry_run=True)
-    assert times(root) == untouched, "a dry run wrote something"
+    assert times(root) == untouched, "the dry run wrote to the set"
     result = packer.erase(root, keys=GONE, workers=1)
     for name in ("splits", "samples", "samples_before", "rewritten", "removed", "removed_bytes"):
         assert getattr(planned, name) == getattr(result, name), name
@@ -96,7 +96,7 @@ def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_pa
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path) -> None:
+def test_leftovers_of_earlier_changes_are_erased_too(to: str, tmp_path: Path) -> None:
     """Old states, shards that two splits share, fields in separate shards, samples that were dropped before."""
     root = pack(tmp_path / "set", to)
     masks_for(tmp_path / "masks", ["cat/cat0t1", "cat/cat0t2", "dog/dog0t3", "dog/dog0v0"])
@@ -122,23 +122,24 @@ def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path)
     assert packer.reshard(root, tmp_path / "out", run=packer.Run(workers=1)).samples == len(expected)
 
 
-def test_all_of_a_split_and_all_of_a_class(one: Path, tmp_path: Path) -> None:
-    """A class without samples keeps its name, which may be a person's, and that is said; other numbers stay."""
-    keys = packer.table(one).keys("val")
-    expected, payloads = without(content(one), *keys)
-    result = packer.erase(one, keys=keys, split="val", workers=1)
+def test_all_of_a_split_and_all_of_a_class(target: Path, tmp_path: Path) -> None:
+    """A class without samples keeps its name, which may be that of a person, and this is reported; label numbers
+    stay."""
+    keys = packer.table(target).keys("val")
+    expected, payloads = without(content(target), *keys)
+    result = packer.erase(target, keys=keys, split="val", workers=1)
     assert result.rewritten == 0 and result.splits == {"train": 11}
-    check(one, expected)
-    assert not files_with(one, *payloads)
-    result = packer.erase(one, where='label == "cat"', workers=1)
-    assert read_dataset_info(one).classes == ("cat", "dog") and wrong(one) == []
+    check(target, expected)
+    assert not files_with(target, *payloads)
+    result = packer.erase(target, where='label == "cat"', workers=1)
+    assert read_dataset_info(target).classes == ("cat", "dog") and wrong(target) == []
     assert [(copy.what, copy.where) for copy in result.copies] == [("class", "cat")]
-    convert(one, tmp_path / "dogs", classes=["dog"])
+    convert(target, tmp_path / "dogs", classes=["dog"])
     assert not files_with(tmp_path / "dogs", b"cat")
 
 
 def test_one_person_of_a_table(tmp_path: Path) -> None:
-    """The columns say whose the images are, and no name stays: not in the fields, not in the history."""
+    """The columns say whose the images are; no name stays, neither in the fields nor in the history."""
     tree_of(tmp_path / "scans", {f"{i}.jpg": make_jpeg(i) for i in range(6)})
     with open(tmp_path / "scans" / "scans.csv", "w", newline="") as file:
         csv.writer(file).writerows([["path", "patient"], *([f"{i}.jpg", f"person-{i // 2}"] for i in range(6))])
@@ -155,7 +156,7 @@ def test_one_person_of_a_table(tmp_path: Path) -> None:
     assert "person" not in text and (last["operation"], last["arguments"]) == ("erase", {"where": "patient == '…'"})
 
 
-def test_samples_are_not_appended_by_an_expression_that_has_lost_its_values(tmp_path: Path) -> None:
+def test_append_refuses_an_expression_whose_values_were_erased(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "images", {f"train/cat/{i}.jpg": make_jpeg(i) for i in range(3)})
     root = convert(source, tmp_path / "set", where='width > 1 and key != "train/cat/9"').output
     packer.erase(root, keys=["cat/0"], workers=1)
@@ -164,45 +165,45 @@ def test_samples_are_not_appended_by_an_expression_that_has_lost_its_values(tmp_
         packer.append(root, more, run=packer.Run(workers=1))
 
 
-def test_copies_that_are_out_of_reach_are_named(one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_are_out_of_reach_are_named(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
     (tmp_path / "node").mkdir()
-    packer.subset(one, tmp_path / "a subset", lambda whole: whole.where('label == "cat"'))
-    first, last = (shard.path for shard in read_dataset_info(one).splits["train"].shards[::3])
-    os.link(one / first, tmp_path / "another-name")
-    (one / "notes.txt").write_text("ours")
-    with readers.stage(one, tmp_path / "node", any_filesystem=True):
+    packer.subset(target, tmp_path / "a subset", lambda whole: whole.where('label == "cat"'))
+    first, last = (shard.path for shard in read_dataset_info(target).splits["train"].shards[::3])
+    os.link(target / first, tmp_path / "another-name")
+    (target / "notes.txt").write_text("ours")
+    with readers.stage(target, tmp_path / "node", any_filesystem=True):
         pass
-    with readers.open(one, "train") as reader:
+    with readers.open(target, "train") as reader:
         readers.cached(reader, "1MiB", persist=True, job="erase-test").close()
     (tmp_path / "keys.txt").write_text("cat/cat0t1\n")
     try:
-        ended = run_packer("erase", one, "--keys", tmp_path / "keys.txt", "--dry-run")
-        result = packer.erase(one, keys=["cat/cat0t1"], workers=1)
+        ended = run_packer("erase", target, "--keys", tmp_path / "keys.txt", "--dry-run")
+        result = packer.erase(target, keys=["cat/cat0t1"], workers=1)
     finally:
         run_packer("cache", "clean", "--all")
-    found = {(copy.what, copy.where): copy.advice for copy in result.copies}
-    advice = found["link", str(tmp_path / "a subset")]
+    advice_on = {(copy.what, copy.where): copy.advice for copy in result.copies}
+    advice = advice_on["link", str(tmp_path / "a subset")]
     assert advice.startswith(f"packer erase '{tmp_path / 'a subset'}' …  or, if that finds no such samples,")
-    assert re.fullmatch(r"find DIR -inum \d+  finds its 1 more name", found["link", str(one / first)])
-    staged = [where for what, where in found if what == "staged"]
+    assert re.fullmatch(r"find DIR -inum \d+  finds its 1 more name", advice_on["link", str(target / first)])
+    staged = [where for kind, where in advice_on if kind == "staged"]
     assert len(staged) == 1 and staged[0].startswith(str(tmp_path / "node"))
-    assert [advice for (what, _), advice in found.items() if what == "cache"] == ["packer cache clean --all"]
+    assert [advice for (kind, _), advice in advice_on.items() if kind == "cache"] == ["packer cache clean --all"]
     assert result.unknown == ("notes.txt",)
     assert ended.returncode == 0 and "which this command does not reach:" in ended.stdout
-    assert f"packer stage clean {one}" in ended.stdout and "not checked: notes.txt" in ended.stdout
-    # A shard that is a link is left where it leads.
-    shutil.move(one / last, tmp_path / "elsewhere.tar")
-    os.symlink(tmp_path / "elsewhere.tar", one / last)
-    expected, _ = without(content(one), "dog/dog0t5")
-    result = packer.erase(one, keys=["dog/dog0t5"], workers=1)
-    check(one, expected)
-    assert (tmp_path / "elsewhere.tar").exists() and not os.path.lexists(one / last)
+    assert f"packer stage clean {target}" in ended.stdout and "not checked: notes.txt" in ended.stdout
+    # A shard that is a link: its target is left in place and reported.
+    shutil.move(target / last, tmp_path / "elsewhere.tar")
+    os.symlink(tmp_path / "elsewhere.tar", target / last)
+    expected, _ = without(content(target), "dog/dog0t5")
+    result = packer.erase(target, keys=["dog/dog0t5"], workers=1)
+    check(target, expected)
+    assert (tmp_path / "elsewhere.tar").exists() and not os.path.lexists(target / last)
     assert str(tmp_path / "elsewhere.tar") in [copy.where for copy in result.copies]
 
 
-def test_what_cannot_be_erased(one: Path) -> None:
-    before = times(one)
+def test_erasures_that_are_refused(target: Path) -> None:
+    before = times(target)
     cases: list[tuple[dict[str, Any], Any, str]] = [
         ({"keys": ["no/such"]}, readers.UnknownNameError, r"no sample has 1 key of those given: 'no/such'"),
         ({"where": "width > 5000"}, readers.SourceError, r"nothing is erased: 'width > 5000' is false for all"),
@@ -217,34 +218,34 @@ def test_what_cannot_be_erased(one: Path) -> None:
     ]
     for options, error, message in cases:
         with pytest.raises(error, match=message):
-            packer.erase(one, workers=1, **options)
-        assert {path: at for path, at in times(one).items() if path.is_file()}.items() <= before.items()
+            packer.erase(target, workers=1, **options)
+        assert {path: at for path, at in times(target).items() if path.is_file()}.items() <= before.items()
 
 
-def test_shards_of_others_are_neither_written_nor_removed(one: Path, tmp_path: Path) -> None:
+def test_foreign_shards_are_neither_written_nor_removed(target: Path, tmp_path: Path) -> None:
     for name in ("dataset.json", "SHA256SUMS", "README.md", "classes.txt"):
-        (one / name).unlink()
-    for path in one.glob("*.index"):
+        (target / name).unlink()
+    for path in target.glob("*.index"):
         shutil.rmtree(path)
-    packer.index([one], workers=1)
-    before = shards(one)
+    packer.index([target], workers=1)
+    before = shards(target)
     with pytest.raises(readers.SourceError, match=r"made elsewhere.*packer reshard .* -o DIR"):
-        packer.erase(one, keys=GONE, workers=1)
-    assert shards(one) == before
+        packer.erase(target, keys=GONE, workers=1)
+    assert shards(target) == before
 
 
-def test_a_damaged_neighbour_is_named_and_nothing_is_lost(one: Path) -> None:
-    with readers.open(one, "train") as reader:
+def test_a_damaged_neighbour_is_named_and_nothing_is_lost(target: Path) -> None:
+    with readers.open(target, "train") as reader:
         path, offset, _ = reader.byte_range(list(reader.keys).index("cat/cat0t0"))
     with open(path, "r+b") as file:
         file.seek(offset + 300)
         file.write(b"\0" * 8)
-    before = shards(one)
+    before = shards(target)
     with pytest.raises(readers.BadSampleError, match=r"cat0t0.*nothing is erased: erase this sample"):
-        packer.erase(one, keys=["cat/cat0t1"], workers=1)
-    assert shards(one) == before
-    packer.erase(one, keys=["cat/cat0t1", "cat/cat0t0"], workers=1)
-    assert wrong(one) == [] and not files_with(one, b"cat0t1")
+        packer.erase(target, keys=["cat/cat0t1"], workers=1)
+    assert shards(target) == before
+    packer.erase(target, keys=["cat/cat0t1", "cat/cat0t0"], workers=1)
+    assert wrong(target) == [] and not files_with(target, b"cat0t1")
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -270,23 +271,24 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_erased(
 
 
 def killed_at(steps: Iterable[int], base: Path, folder: Path) -> tuple[int, int]:
-    """Erase, kill it at each of these steps, and erase again; how often it was killed, and how often after the commit.
+    """Erase, kill the erasure at each of these steps, and erase again; returns the number of kills, and how many were
+    after the commit.
 
-    Every time it is the old set or the new one, and in the end no file has what was erased.
+    After each kill the set is the old one or the new one, and in the end no file has an erased sample.
     """
     old, kills, completed = content(base), 0, 0
     expected, payloads = without(old, *GONE)
     for step in steps:
         root = Path(shutil.copytree(base, folder / "killed"))
         killed = crashes_at(step, partial(packer.erase, root, keys=GONE, workers=1))
-        found = content(root)
-        assert found in (old, expected) and wrong(root) == [], step
+        state = content(root)
+        assert state in (old, expected) and wrong(root) == [], step
         try:
             result = packer.erase(root, keys=GONE, workers=1)
-            assert result.samples == (2 if found == old else 0), step
-            completed += found != old
-        except readers.UnknownNameError:  # nothing was left to do, but perhaps for the list of files
-            assert found == expected and not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
+            assert result.samples == (2 if state == old else 0), step
+            completed += state != old
+        except readers.UnknownNameError:  # no sample was left to erase, perhaps only the list of files
+            assert state == expected and not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
         check(root, expected)
         assert not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
         shutil.rmtree(root)
@@ -297,7 +299,7 @@ def killed_at(steps: Iterable[int], base: Path, folder: Path) -> tuple[int, int]
 
 
 def test_a_killed_erasure_is_completed_by_the_same_command(base: Path, tmp_path: Path) -> None:
-    """A few steps of it; the test below tries every one."""
+    """A few steps of an erasure; the test below tries every step."""
     assert killed_at(range(3, 80, 15), base, tmp_path)[0] > 2
 
 

@@ -1,4 +1,4 @@
-"""MXNet RecordIO: located, adopted where it is, converted; the oracle is DALI's reader."""
+"""MXNet RecordIO: located, adopted in place, converted; the reference is DALI's reader."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ LABELS = [2, 0, 1, 1, 0]
 
 
 def part(data: bytes, cflag: int = 0, length: int | None = None) -> bytes:
-    """A frame of dmlc's recordio.h; `length` to lie about it."""
+    """A frame of dmlc's recordio.h; `length` states a false length."""
     word = cflag << 29 | (len(data) if length is None else length)
     return MAGIC + struct.pack("<I", word) + data + bytes(-len(data) % 4)
 
 
 def image(label: float, data: bytes, number: int = 0, flag: int = 0) -> bytes:
-    """The data of an image record: an IRHeader, labels where there are several, the image."""
+    """The data of an image record: an IRHeader, the labels if there are several, the image."""
     labels = struct.pack(f"<{flag}f", *[label] * flag)
     return struct.pack("<IfQQ", flag, 0.0 if flag else label, number, 0) + labels + data
 
 
 def in_parts(data: bytes) -> bytes:
-    """As dmlc's writer splits data at magic numbers, which it looks for at multiples of four."""
+    """Data split at magic numbers like dmlc's writer, which looks for them at multiples of four."""
     places = [i for i in range(0, len(data) - 3, 4) if data[i : i + 4] == MAGIC]
     bounds = zip([0, *(i + 4 for i in places)], [*places, len(data)], strict=True)
     pieces = [data[first:stop] for first, stop in bounds]
@@ -66,7 +66,7 @@ EXPECTED = [(f"val/{n:08d}", label, data) for n, (label, data) in enumerate(zip(
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_it_is_adopted_where_it_is(tmp_path: Path, index: bool) -> None:
+def test_it_is_adopted_in_place(tmp_path: Path, index: bool) -> None:
     write(tmp_path / "val.rec", records(), index)
     result = packer.index(tmp_path, workers=1)
     assert (result.format, result.splits) == ("recordio", {"val": 5})
@@ -74,7 +74,7 @@ def test_it_is_adopted_where_it_is(tmp_path: Path, index: bool) -> None:
     assert packer.verify(tmp_path, deep=True, workers=1).ok
 
 
-def test_dali_reads_the_same(tmp_path: Path) -> None:
+def test_dali_reads_the_same_samples(tmp_path: Path) -> None:
     dali = pytest.importorskip("nvidia.dali")
     shard = write(tmp_path / "val.rec", records())
 
@@ -86,36 +86,37 @@ def test_dali_reads_the_same(tmp_path: Path) -> None:
     pipe = pipeline()
     pipe.build()
     images, labels = pipe.run()
-    found = [(int(labels.at(i)[0]), images.at(i).tobytes()) for i in range(5)]
-    assert found == [(label, data) for _, label, data in EXPECTED]
+    samples = [(int(labels.at(i)[0]), images.at(i).tobytes()) for i in range(5)]
+    assert samples == [(label, data) for _, label, data in EXPECTED]
 
 
 def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
     magic = bytes(range(8)) + MAGIC + b"middle.." + MAGIC + b"end"
-    whole = IMAGES[0] + bytes(-len(IMAGES[0]) % 4) + magic  # a JPEG may be followed by anything
+    whole = IMAGES[0] + bytes(-len(IMAGES[0]) % 4) + magic  # any bytes may follow a JPEG
     shard = write(tmp_path / "val.rec", [in_parts(image(7, whole)), *records()])
-    assert shard.read_bytes()[7] >> 5 == 1, "the record of the test is not in parts"
+    assert shard.read_bytes()[7] >> 5 == 1, "the test record is not in parts"
     with pytest.raises(NotFlatError, match=rf"record at byte 0 is in 3 parts.* packer convert {shard} --to"):
         packer.index([shard], workers=1)
     out = packer.convert(shard, "tar", tmp_path / "out", run=packer.Run(workers=1)).output
-    found = contents(out)
-    assert found[0] == ("val/00000000", 7, whole)
-    assert [sample[1:] for sample in found[1:]] == [sample[1:] for sample in EXPECTED]
+    samples = contents(out)
+    assert samples[0] == ("val/00000000", 7, whole)
+    assert [sample[1:] for sample in samples[1:]] == [sample[1:] for sample in EXPECTED]
 
 
 def faces(*, head_first: bool = True, images: int | None = None) -> list[bytes]:
-    """A set as InsightFace's face2rec2.py makes it: images of several labels, the head, a range for each identity."""
+    """A set as InsightFace's face2rec2.py writes it: images with several labels, the head, a range for each
+    identity."""
 
     def without_image(first: float, end: float, number: int = 0) -> bytes:
         return part(struct.pack("<IfQQff", 2, 0, number, 0, first, end))
 
-    found = [
+    stored = [
         part(struct.pack("<IfQQff", 2, 0, number, 0, label, 1) + data)
         for number, (label, data) in enumerate(zip(LABELS, IMAGES, strict=True), 1)
     ]
     head = without_image(1 + (len(IMAGES) if images is None else images), 9)
     ranges = [without_image(first, end, 6 + i) for i, (first, end) in enumerate([(1, 2), (2, 3), (3, 5), (5, 6)])]
-    return [head, *found, *ranges] if head_first else [*found, head, *ranges]
+    return [head, *stored, *ranges] if head_first else [*stored, head, *ranges]
 
 
 def write_faces(path: Path, parts: Sequence[bytes], numbers: Sequence[int]) -> Path:
@@ -142,18 +143,18 @@ def test_a_set_of_insightface_is_adopted_and_converted(tmp_path: Path, head_firs
 
 
 def test_a_set_of_insightface_without_its_idx(tmp_path: Path) -> None:
-    """Its head is known where it is the first record; elsewhere the labels are refused, and the .idx is named."""
+    """The head is recognised as the first record; elsewhere the labels are refused, and the message names the .idx."""
     recordio, options = format_named("recordio"), LocateOptions()
     write(tmp_path / "a.rec", faces(), index=False)
-    assert [found.label for found in recordio.locate(tmp_path / "a.rec", options)] == LABELS
+    assert [record.label for record in recordio.locate(tmp_path / "a.rec", options)] == LABELS
     write(tmp_path / "b.rec", faces(head_first=False), index=False)
     with pytest.raises(FormatError, match=r"has 2 labels, expected one: .* InsightFace is, with its \.idx"):
         list(recordio.locate(tmp_path / "b.rec", options))
 
 
-@pytest.mark.parametrize("found", [faces(images=6), faces()[:-5]])
-def test_a_set_of_insightface_that_lacks_images_is_refused(tmp_path: Path, found: list[bytes]) -> None:
-    write(tmp_path / "train.rec", found, index=False)
+@pytest.mark.parametrize("present", [faces(images=6), faces()[:-5]])
+def test_a_set_of_insightface_that_lacks_images_is_refused(tmp_path: Path, present: list[bytes]) -> None:
+    write(tmp_path / "train.rec", present, index=False)
     with pytest.raises(FormatError, match=r"record 0 announces \d images, the file has \d: truncated"):
         packer.index(tmp_path, workers=1)
 
@@ -162,7 +163,7 @@ def test_labels(tmp_path: Path) -> None:
     labels = [-1.0, 0.0, 999.0]
     shard = write(tmp_path / "x.rec", [part(image(label, IMAGES[0])) for label in labels])
     options = LocateOptions(label_offset=0)
-    assert [found.label for found in format_named("recordio").locate(shard, options)] == [-1, 0, 999]
+    assert [record.label for record in format_named("recordio").locate(shard, options)] == [-1, 0, 999]
     for label in (0.5, float("nan"), float("inf"), 1e30):
         write(shard, [part(image(label, IMAGES[0]))])
         with pytest.raises(FormatError, match="expected a whole number"):
@@ -222,17 +223,17 @@ def test_every_cut_and_every_flip_is_an_error_or_harmless(tmp_path: Path) -> Non
     for size in range(len(data)):
         shard.write_bytes(data[:size])
         try:
-            found = list(recordio.locate(shard, LocateOptions()))
+            located = list(recordio.locate(shard, LocateOptions()))
         except PackerError as error:
             assert str(shard) in str(error)
             continue
-        assert found == truth[: len(found)], f"cut at {size}"
+        assert located == truth[: len(located)], f"cut at {size}"
     for i in range(len(data)):
         shard.write_bytes(data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :])
         try:
-            found = list(recordio.locate(shard, LocateOptions()))
+            located = list(recordio.locate(shard, LocateOptions()))
         except PackerError:
             continue
-        for sample in found:
+        for sample in located:
             for at, length in sample.ranges.values():
                 assert 0 <= at <= at + length <= len(data), f"byte {i} flipped"

@@ -1,4 +1,4 @@
-"""The pages of docs: links lead somewhere, in the repository and on the site; the figure shows what was measured.
+"""The pages of docs: links are valid, in the repository and on the site; the chart shows the measured values.
 
 `make site` builds the site itself, with warnings as errors.
 """
@@ -23,12 +23,12 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the headings of a page, as code forges and MyST make them."""
-    found: list[str] = []
+    """The anchors of the headings of a page, as code forges and MyST make them."""
+    names: list[str] = []
     for heading in re.findall(r"^#+ +(.*?) *$", prose(path), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-        found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
-    return {*found}
+        names.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return {*names}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -36,7 +36,7 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
     text = re.sub(r"`[^`]+`(?!\])", "", prose(path))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         file, _, anchor = target.partition("#")
-        if "://" in file or file.startswith(("mailto:", "reference/")):  # docs/reference is made from the code
+        if "://" in file or file.startswith(("mailto:", "reference/")):  # docs/reference is generated from the code
             continue
         place = path.parent / file if file else path
         assert place.exists(), f"{path.name}: {target}: there is no such file"
@@ -60,11 +60,11 @@ def test_the_figure_shows_the_table() -> None:
 
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     rows = rows_of(page)
-    assert len(rows) >= 6 and {name for name, _, ours in rows if ours} >= {"ImageLoader"}
+    assert len(rows) >= 6 and {name for name, _, is_ours in rows if is_ours} >= {"ImageLoader"}
     assert FIGURE.read_text(encoding="utf-8") == drawn(page), "run  python docs/site/chart.py"
 
 
-def test_links_of_a_page_are_made_for_the_site(tmp_path: Path) -> None:
+def test_links_of_a_page_are_rewritten_for_the_site(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="sphinx is not installed: make site")
     from links import rewritten
 
@@ -73,6 +73,6 @@ def test_links_of_a_page_are_made_for_the_site(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "examples/README.md").touch()
     text = "[a](../README.md#x) [b](../examples) [s](seeds/x.md) [`c`](../cache/) [d](https://x.y/z) `[g](../cache)`\n"
-    found = rewritten(text, tmp_path / "docs", tmp_path, tmp_path / "docs")
+    page = rewritten(text, tmp_path / "docs", tmp_path, tmp_path / "docs")
     expected = "[a](index.md#x) [b](howto.md#training-scripts) s `c` [d](https://x.y/z) `[g](../cache)`\n"
-    assert found == expected
+    assert page == expected

@@ -1,4 +1,4 @@
-"""The toy pipeline of the examples: its bottlenecks are named one after the other, and its repairs change no result."""
+"""The toy pipeline of the examples: its bottlenecks are named one after another, and the repairs change no result."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_three_diagnoses_and_the_figures_of_the_article(run: Callable[..., str])
     assert printed.count("the device has work") == 3 and len(printed.splitlines()[-1].split(",")) == 3
     lines = re.findall(r"^(.+?) +([\d.]+) +([\d.]+) +\d+% +\d+%$", printed, re.MULTILINE)
     assert [(name, article) for name, article, _ in lines][:5:4] == [("the step alone", "3.45"), ("as it is", "0.89")]
-    assert len(lines) == 8 and all(float(here) > 0 for _, _, here in lines)
+    assert len(lines) == 8 and all(float(figure) > 0 for _, _, figure in lines)
 
 
 @pytest.mark.timing
@@ -72,5 +72,5 @@ def test_the_repairs_change_no_result(toy: ModuleType) -> None:
     shares = [
         (toy.Compose(kind())(torch.ones(3, 256, 256)) == 0).float().mean() for kind in (toy.RandomMask, toy.QuickMask)
     ]
-    reached = 1 + 2 * toy.RADIUS * (toy.RADIUS + 1)  # pixels that are at most RADIUS steps away
+    reached = 1 + 2 * toy.RADIUS * (toy.RADIUS + 1)  # pixels at most RADIUS steps away
     assert all(abs(share - (1 - (63 / 64) ** reached)) < 0.03 for share in shares)

@@ -1,4 +1,5 @@
-"""decode="unchanged": images of any depth and channels through the ops, in `ImageLoader` and `ImageDataset` alike."""
+"""decode="unchanged": images of any depth and number of channels through the ops, alike in `ImageLoader` and
+`ImageDataset`."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ FLIP, TURN = RandomHorizontalFlip(p=1.0), RandomVerticalFlip(p=1.0)
 
 
 def values(kind: str, number: int, channels: int = 0) -> npt.NDArray[Any]:
-    """Smooth waves over the whole range of a kind, so that interpolation has something to get wrong."""
+    """Smooth waves over the whole range of a dtype, on which wrong interpolation would show."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     planes = [0.5 + 0.5 * np.sin(x / (3 + number % 5) + y / 7 + plane) for plane in range(max(1, channels))]
     shares = np.stack(planes, axis=2) if channels else planes[0]
@@ -118,26 +119,26 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], readers.Re
 
 
 def whole_epoch(reader: readers.Reader, ops: Sequence[Op], **options: Any) -> torch.Tensor:
-    given: dict[str, Any] = {"order": Sequential(len(reader)), "threads": 2, **options}
-    loader = ImageLoader(reader, 4, **grouped({"augment": ops, "decode": "unchanged", **given}))
+    arguments: dict[str, Any] = {"order": Sequential(len(reader)), "threads": 2, **options}
+    loader = ImageLoader(reader, 4, **grouped({"augment": ops, "decode": "unchanged", **arguments}))
     return torch.cat([images for images, _ in loader])
 
 
 def arrays(images: torch.Tensor) -> npt.NDArray[Any]:
-    """[n, height, width], or [n, height, width, channels] with several."""
-    found = images.permute(0, 2, 3, 1).contiguous().numpy()
-    return found[..., 0] if found.shape[3] == 1 else found
+    """The arrays of a set: [n, height, width], or [n, height, width, channels] with several channels."""
+    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    return pixels[..., 0] if pixels.shape[3] == 1 else pixels
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KINDS)
 def test_images_keep_their_depth_and_channels_and_crops_and_flips_move_the_values(sets: Any, name: str) -> None:
     reader, expected = sets(name), np.stack([KINDS[name].image(i) for i in range(COUNT)])
     for layout in ("channels_last", "NCHW", "NHWC"):
-        found = whole_epoch(reader, [], layout=layout)
-        found = found.permute(0, 3, 1, 2) if layout == "NHWC" else found
-        assert found.shape[:2] == (COUNT, max(1, KINDS[name].channels)) and np.array_equal(arrays(found), expected)
-        assert found.dtype == ImageLoader(reader, 4, decode="unchanged").dtype == torch.from_numpy(expected).dtype
+        images = whole_epoch(reader, [], layout=layout)
+        images = images.permute(0, 3, 1, 2) if layout == "NHWC" else images
+        assert images.shape[:2] == (COUNT, max(1, KINDS[name].channels)) and np.array_equal(arrays(images), expected)
+        assert images.dtype == ImageLoader(reader, 4, decode="unchanged").dtype == torch.from_numpy(expected).dtype
     box = expected[:, 5:25, 7:31]
     assert np.array_equal(arrays(whole_epoch(sets(name), [Crop(5, 7, 20, 24)])), box)
     assert np.array_equal(arrays(whole_epoch(sets(name), [Crop(5, 7, 20, 24), FLIP])), box[:, :, ::-1])
@@ -149,22 +150,22 @@ def test_images_keep_their_depth_and_channels_and_crops_and_flips_move_the_value
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_resizes_are_those_of_pillow_in_floating_point(sets: Any, name: str, interpolation: Any) -> None:
+def test_resizes_equal_pillow_in_floating_point(sets: Any, name: str, interpolation: Any) -> None:
     kind, size = KINDS[name], (23, 31)
-    found = arrays(whole_epoch(sets(name), [Resize(size, interpolation=interpolation)]))
+    resized = arrays(whole_epoch(sets(name), [Resize(size, interpolation=interpolation)]))
     method = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
     for number in range(COUNT):
         planes = np.atleast_3d(kind.image(number)).transpose(2, 0, 1).astype(np.float32)
         made = np.stack([np.asarray(Image.fromarray(plane).resize(size[::-1], method)) for plane in planes], axis=2)
         limits = {"uint8": (0, 255), "uint16": (0, 65535), "12 bits": (0, 65535)}.get(kind.dtype, (-np.inf, np.inf))
         expected = np.clip(made, *limits).squeeze()
-        # Whole values; float32 of Pillow has 24 bits of those of 32, and kernels of 8 bits round between two passes.
+        # Whole values; Pillow's float32 keeps 24 of 32 bits, and 8-bit kernels round between the two passes.
         most = {"uint8": 1.5, "int32": 512.0, "float32": 1e-4}.get(kind.dtype, 0.55)
-        assert np.abs(found[number].astype(np.float64) - expected).max() <= most
+        assert np.abs(resized[number].astype(np.float64) - expected).max() <= most
 
 
-def test_16_bits_are_turned_blurred_and_erased_as_floats(sets: Any) -> None:
-    """Against the same ops on floats, which have no steps to round to."""
+def test_16_bit_images_are_rotated_blurred_and_erased_like_floats(sets: Any) -> None:
+    """Compared with the same ops on floats, which have no steps to round to."""
     reader, original = sets("grey of 16 bits"), values("uint16", 0)
     for op in (RandomRotation(25), GaussianBlur((1.0, 2.0)), RandomErasing(1.0, value=0.0)):
         deep = whole_epoch(reader, [op], seed=3)[:1].to(torch.float64)
@@ -173,39 +174,39 @@ def test_16_bits_are_turned_blurred_and_erased_as_floats(sets: Any) -> None:
 
 
 def packed_floats(reader: readers.Reader, op: Op) -> torch.Tensor:
-    """The first image as 0 to 1 of float32, through the arithmetic of an op."""
+    """The first image as float32 from 0 to 1, after the arithmetic of an op."""
     loader = ImageLoader(reader, 4, augment=[op], order=Sequential(len(reader)), seed=3, decode="unchanged")
     ((_, parameters),) = loader.recipe.plan(3, 0, np.array([0]), np.array([HEIGHT]), np.array([WIDTH])).steps
     image = torch.from_numpy(values("uint16", 0).astype(np.float32) / 65535.0)[None, None]
     return op.apply(image, parameters.tolist()).to(torch.float64)
 
 
-def test_brightness_and_contrast_of_16_bits(sets: Any) -> None:
+def test_brightness_and_contrast_of_16_bit_images(sets: Any) -> None:
     reader, jitter = sets("grey of 16 bits"), ColorJitter(0.4, 0.4, 0.4, 0.2)
-    found = arrays(whole_epoch(reader, [jitter], seed=2)).astype(np.float64)
+    jittered = arrays(whole_epoch(reader, [jitter], seed=2)).astype(np.float64)
     recipe = ImageLoader(reader, 4, augment=[jitter], decode="unchanged").recipe
     many = np.arange(COUNT), np.full(COUNT, HEIGHT), np.full(COUNT, WIDTH)
     ((_, factors),) = recipe.plan(2, 0, *many).steps
     for number, (brightness, contrast, *_) in enumerate(factors.tolist()):
         bright = np.clip(values("uint16", number) * brightness, 0, 65535)
         expected = np.clip(contrast * bright + (1 - contrast) * bright.mean(), 0, 65535)
-        assert np.abs(found[number] - expected).max() <= 1.0
-    assert not np.array_equal(found[0], values("uint16", 0))
+        assert np.abs(jittered[number] - expected).max() <= 1.0
+    assert not np.array_equal(jittered[0], values("uint16", 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_floats_are_shares_of_the_largest_value(sets: Any, dtype: torch.dtype) -> None:
     for name, largest in (("grey of 12 bits", 65535), ("grey of 8 bits", 255), ("floating point", 1)):
         expected = torch.from_numpy(KINDS[name].image(3).astype(np.float32) / largest).to(dtype)
-        found = whole_epoch(sets(name), [], dtype=dtype)
+        floats = whole_epoch(sets(name), [], dtype=dtype)
         near = 1e-2 if dtype != torch.float32 else 1e-6
-        assert found.dtype == dtype and torch.allclose(found[3, 0], expected, rtol=near)
+        assert floats.dtype == dtype and torch.allclose(floats[3, 0], expected, rtol=near)
 
 
 def test_normalize_takes_a_mean_for_each_channel(sets: Any) -> None:
-    found = whole_epoch(sets("grey of 16 bits"), [Normalize((0.4,), (0.2,))])
+    normalised = whole_epoch(sets("grey of 16 bits"), [Normalize((0.4,), (0.2,))])
     expected = (values("uint16", 5) / 65535.0 - 0.4) / 0.2
-    assert found.dtype == torch.float32 and np.abs(found[5, 0].numpy() - expected).max() < 1e-5
+    assert normalised.dtype == torch.float32 and np.abs(normalised[5, 0].numpy() - expected).max() < 1e-5
     two = whole_epoch(sets("grey and alpha"), [Normalize((0.4, 0.0), (0.2, 1.0))])
     assert np.abs(two[0, 1].numpy() - values("uint8", 0, 2)[..., 1] / 255.0).max() < 1e-6
 
@@ -233,7 +234,7 @@ def test_loader_data_set_and_stream_give_the_same_bits(sets: Any, ops: str) -> N
     assert torch.equal(torch.cat([images for images, _ in DataLoader(stream, batch_size=None)]), expected)
 
 
-def test_8_bit_colours_are_those_of_the_default(tmp_path: Path) -> None:
+def test_8_bit_colours_equal_those_of_the_default(tmp_path: Path) -> None:
     reader = packed(tmp_path, {f"a/{i}.jpg": make_jpeg(i, (HEIGHT, WIDTH)) for i in range(4)})
     ops = [Crop(3, 5, 30, 32), Resize((16, 20)), ColorJitter(0.3, 0.3, 0.3), RandomHorizontalFlip()]
     options: Any = {"order": Sequential(4), "augment": ops, "exact_colours": True}
@@ -253,8 +254,8 @@ def test_views_and_mixtures(sets: Any) -> None:
         images, shares = next(iter(ImageLoader(reader, 4, **grouped({"augment": [*ops, op], **options}))))
         assert images.dtype == torch.uint16 and shares.shape == (4, 1)
         low, high = (torch.stack([plain, plain.roll(1, 0)]).amin(0), torch.stack([plain, plain.roll(1, 0)]).amax(0))
-        found = images.to(torch.float64)
-        assert bool(((found >= low - 1) & (found <= high + 1)).all()) and not torch.equal(found, plain)
+        pixels = images.to(torch.float64)
+        assert bool(((pixels >= low - 1) & (pixels <= high + 1)).all()) and not torch.equal(pixels, plain)
 
 
 def test_bad_samples_are_skipped_and_replaced(tmp_path: Path) -> None:
@@ -274,7 +275,7 @@ def test_bad_samples_are_skipped_and_replaced(tmp_path: Path) -> None:
             assert row != 2 and np.array_equal(picture[0].numpy(), values("uint16", row))
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refused ops and options --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Own(Op):
     stage = Stage.PIXELS
@@ -310,7 +311,7 @@ def test_ops_and_options_that_are_not_defined_for_the_images_are_refused_at_once
     for options, message in UNFIT:
         with pytest.raises(ValueError, match=message):
             ImageLoader(sets("grey of 16 bits"), 4, **grouped({"decode": "unchanged", **options}))
-    reader: Any = object()  # no set is opened before the list is checked
+    reader: Any = object()  # the list is checked before a set is opened
     with pytest.raises(ValueError, match=r"Normalize.* is for 1 channel, but the images are uint8 with 3 channels"):
         ImageDataset(reader, [Normalize((0.5,), (0.2,))])
 
@@ -323,19 +324,19 @@ def test_an_image_of_another_kind_than_the_first_is_a_bad_sample(tmp_path: Path)
     with pytest.raises(BadSampleError, match=r"sample 1 \(a/1\): RandAugment.* the images are uint16 with 1 channel"):
         list(loader)
     mixed = ImageLoader(reader, 3, decode="unchanged", shuffle=False)
-    says = r"of one batch differ: a/0 has 3 channels of uint8, a/1 has 1 channel of uint16; .*select"
-    with pytest.raises(BadSampleError, match=says):
+    message = r"of one batch differ: a/0 has 3 channels of uint8, a/1 has 1 channel of uint16; .*select"
+    with pytest.raises(BadSampleError, match=message):
         list(mixed)
     assert len(list(ImageLoader(reader.select(indices=[1, 2]), 2, decode="unchanged"))) == 1
 
 
-def test_indices_of_a_palette_are_moved_and_not_calculated_with(tmp_path: Path) -> None:
+def test_palette_indices_are_moved_without_arithmetic(tmp_path: Path) -> None:
     indices = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) % 7
     picture = Image.fromarray(indices, "P")
     picture.putpalette([9 * i for i in range(21)])
     reader = packed(tmp_path, {f"a/{i}.png": encoded(picture, "PNG") for i in range(2)}, decode="unchanged")
-    found = whole_epoch(reader, [Crop(2, 3, 20, 24), FLIP])
-    assert np.array_equal(found[0, 0].numpy(), indices[2:22, 3:27][:, ::-1])
+    images = whole_epoch(reader, [Crop(2, 3, 20, 24), FLIP])
+    assert np.array_equal(images[0, 0].numpy(), indices[2:22, 3:27][:, ::-1])
     for ops in ([Resize(20)], [GaussianBlur()], [Normalize((0.5,), (0.2,))]):
         with pytest.raises(BadSampleError, match="has a palette, whose indices are not values"):
             whole_epoch(reader, ops)
@@ -349,8 +350,8 @@ def test_a_set_of_raw_pixels(tmp_path: Path) -> None:
     assert torch.equal(ImageDataset(reader, None, "unchanged")[2][0], expected[2])
 
 
-# --- what is said of 8 bits ----------------------------------------------------------------------------------------
-def test_a_loader_that_makes_8_bits_of_more_says_so_once(sets: Any) -> None:
+# --- warnings about 8 bits -----------------------------------------------------------------------------------------
+def test_a_loader_that_reduces_to_8_bits_warns_once(sets: Any) -> None:
     for name in ("grey of 16 bits", "grey TIFF of 16 bits"):
         loader = ImageLoader(sets(name), 4, shuffle=False)
         with pytest.warns(UserWarning) as caught:
@@ -363,14 +364,14 @@ def test_a_loader_that_makes_8_bits_of_more_says_so_once(sets: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_that_makes_8_bits_of_more_says_so_once(sets: Any, workers: int, capfd: Any) -> None:
+def test_a_data_set_that_reduces_to_8_bits_warns_once(sets: Any, workers: int, capfd: Any) -> None:
     dataset = ImageDataset(sets("grey of 16 bits"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
             assert len(list(DataLoader(dataset, 6, num_workers=workers, worker_init_fn=_show_warnings))) == 2
-    said = [str(one.message) for one in caught] + capfd.readouterr().err.splitlines()
-    assert sum("has more than 8 bits a channel" in line for line in said) in ((1,) if not workers else (1, 2))
+    warned = [str(warning.message) for warning in caught] + capfd.readouterr().err.splitlines()
+    assert sum("has more than 8 bits a channel" in line for line in warned) in ((1,) if not workers else (1, 2))
 
 
 def _show_warnings(worker: int) -> None:
@@ -378,7 +379,7 @@ def _show_warnings(worker: int) -> None:
     warnings.showwarning = lambda message, *where: print(message, file=sys.stderr)  # not in the list of the parent
 
 
-def test_nothing_is_said_where_nothing_is_lost(sets: Any) -> None:
+def test_no_warning_where_no_depth_is_lost(sets: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(ImageLoader(sets("grey of 8 bits"), 4))
@@ -386,7 +387,7 @@ def test_nothing_is_said_where_nothing_is_lost(sets: Any) -> None:
         list(DataLoader(ImageDataset(sets("grey of 16 bits"), None, "unchanged"), 4))
 
 
-def test_a_cache_that_keeps_8_bits_of_more_says_so(sets: Any, tmp_path: Path) -> None:
+def test_a_cache_that_reduces_to_8_bits_warns(sets: Any, tmp_path: Path) -> None:
     where: Any = {"directory": tmp_path, "backend": "file", "capacity": "4MiB"}
     for keep in ("decoded", "recoded:20"):
         with (

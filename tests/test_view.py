@@ -1,4 +1,4 @@
-"""`packer.view`: the data of the page, for everything that it shows, against the reader and plain numpy."""
+"""`packer.view`: the data behind each view of the page, compared with the reader and plain numpy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def zoo_files() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve images of train in two classes and none, one of val; one of a class twice in the other."""
+    """Twelve images of train in two classes and without a class, one of val; one image of a class also occurs in the
+    other."""
     return tree_of(tmp_path_factory.mktemp("zoo") / "zoo", zoo_files())
 
 
@@ -71,7 +72,7 @@ def client(places: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[
         yield client
 
 
-def test_the_document_says_what_the_reader_does(client: Client, truth: readers.Reader) -> None:
+def test_the_document_agrees_with_the_reader(client: Client, truth: readers.Reader) -> None:
     document = client.get("view.json").json
     train = document["splits"]["train"]
     assert document["classes"] == list(CLASSES) and [*document["splits"]] == ["train", "val"]
@@ -86,10 +87,10 @@ def test_the_document_says_what_the_reader_does(client: Client, truth: readers.R
             assert np.array_equal(client.column(train["columns"][name]), getattr(truth.info, name))
 
 
-def test_orders_are_what_numpy_sorts(client: Client, truth: readers.Reader) -> None:
+def test_orders_equal_numpy_sorts(client: Client, truth: readers.Reader) -> None:
     orders = client.get("view.json").json["splits"]["train"]["orders"]
     assert orders.pop("stored") is None
-    found = {name: client.order(order["document"]) for name, order in orders.items()}
+    received = {name: client.order(order["document"]) for name, order in orders.items()}
     heights, widths = upright_sides(truth.info)
     numbers = {
         "bytes": truth.sizes(),
@@ -98,16 +99,16 @@ def test_orders_are_what_numpy_sorts(client: Client, truth: readers.Reader) -> N
         "aspect": widths / heights,
     }
     for name, values in numbers.items():
-        assert np.array_equal(found[name][0], np.argsort(values, kind="stable")), name
+        assert np.array_equal(received[name][0], np.argsort(values, kind="stable")), name
     labels = np.where(truth.labels < 0, 9, truth.labels)
-    assert np.array_equal(found["class"][0], np.argsort(labels, kind="stable"))
-    assert found["class"][1] == [[EVIL, 0, 4], ["ant", 4, 7], ["", 11, 1]]
-    assert found["media"][1] == [["jpeg", 0, 11], ["png", 11, 1]]
+    assert np.array_equal(received["class"][0], np.argsort(labels, kind="stable"))
+    assert received["class"][1] == [[EVIL, 0, 4], ["ant", 4, 7], ["", 11, 1]]
+    assert received["media"][1] == [["jpeg", 0, 11], ["png", 11, 1]]
     keys = list(truth.keys)
-    assert [keys[i] for i in found["key"][0]] == sorted(keys, key=str.encode)
-    assert [keys[i] for i in found["unlabelled"][0]] == ["lone"]
-    assert [keys[i] for i in found["duplicates"][0]] == [f"{EVIL}/2", "ant/same"]
-    assert not len(found["damaged"][0])
+    assert [keys[i] for i in received["key"][0]] == sorted(keys, key=str.encode)
+    assert [keys[i] for i in received["unlabelled"][0]] == ["lone"]
+    assert [keys[i] for i in received["duplicates"][0]] == [f"{EVIL}/2", "ant/same"]
+    assert not len(received["damaged"][0])
 
 
 def test_bars_are_runs(client: Client, truth: readers.Reader) -> None:
@@ -126,20 +127,20 @@ def test_bars_are_runs(client: Client, truth: readers.Reader) -> None:
 
 def test_a_sample_is_described_and_sent(client: Client, truth: readers.Reader) -> None:
     index = list(truth.keys).index(f"ant/{EVIL}")
-    found = client.get(f"sample/train/{index}.json").json
-    assert (found["key"], found["label"], found["class"]) == (f"ant/{EVIL}", 1, "ant") and "error" not in found
-    (field,) = found["fields"]
+    shown = client.get(f"sample/train/{index}.json").json
+    assert (shown["key"], shown["label"], shown["class"]) == (f"ant/{EVIL}", 1, "ant") and "error" not in shown
+    (field,) = shown["fields"]
     data = bytes(truth.read(index))
     assert field["file"] == f"ant/{EVIL}.png" and field["bytes"] == len(data)
     assert field["computed"] == f"{crc32c(data):08x}" and field.get("crc32c", field["computed"]) == field["computed"]
-    assert (found["header"]["width"], found["header"]["height"], found["header"]["media"]) == (60, 20, "png")
+    assert (shown["header"]["width"], shown["header"]["height"], shown["header"]["media"]) == (60, 20, "png")
     reply = client.get(f"sample/train/{index}/image")
     assert reply.body == data and reply.headers["content-type"] == "image/png"
     part = client.get(f"sample/train/{index}/image", Range="bytes=-5")
     assert part.status == 206 and part.body == data[-5:]
 
 
-def test_pictures_are_upright_and_small(client: Client, truth: readers.Reader) -> None:
+def test_thumbnails_are_upright_and_small(client: Client, truth: readers.Reader) -> None:
     index = list(truth.keys).index("ant/turned")
     height, width = (int(side[index]) for side in upright_sides(truth.info))
     assert truth.info.orientation[index] >= 5 and (height, width) != (truth.info.height[index], truth.info.width[index])
@@ -152,8 +153,8 @@ def test_pictures_are_upright_and_small(client: Client, truth: readers.Reader) -
 def test_expressions_choose_samples(client: Client, truth: readers.Reader) -> None:
     client.order(client.get("view.json").json["splits"]["train"]["orders"]["damaged"]["document"])
     for text in ('label == "ant" and width > 40', 'matches(key, "ant*")', "width < 1"):
-        found = client.where("train", text).json
-        values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
+        reply = client.where("train", text).json
+        values = np.frombuffer(client.get(reply["url"]).body, "<u4", offset=reply["start"])
         expected = [] if text == "width < 1" else list(truth.select(where=text).keys)
         assert [truth.keys[i] for i in values] == expected
     wrong = client.where("train", "wdth > 40")
@@ -185,8 +186,8 @@ def test_texts_are_searched_and_columns_are_orders(captioned: Path) -> None:
         assert client.order("order/train/column-2.json")[1] == [["rare", 0, 1], ["", 1, 5]]
 
         def chosen(**query: str) -> tuple[list[int], Any]:
-            found = client.get("where.json?" + urlencode({"split": "train", **query})).json
-            return np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"]).tolist(), found["runs"]
+            reply = client.get("where.json?" + urlencode({"split": "train", **query})).json
+            return np.frombuffer(client.get(reply["url"]).body, "<u4", offset=reply["start"]).tolist(), reply["runs"]
 
         cases = {"ant": [0, 2, 4], "PICTURE 3": [3], "z\u00dcrich": [0, 2, 4], "k/5": [5], "rare": [5], "none": []}
         assert {text: chosen(search=text)[0] for text in cases} == cases
@@ -228,7 +229,7 @@ def test_predictions_that_do_not_fit(captioned: Path, tmp_path: Path, text: str,
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
 
 
-def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> None:
+def test_damage_is_found_and_reported(places: dict[str, Path], tmp_path: Path) -> None:
     packer.convert(places["folder"], "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set", "train") as reader:
         path, offset, length = reader.byte_range(3) or (Path(), 0, 0)
@@ -244,12 +245,12 @@ def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> No
         assert "error" not in client.get("sample/train/2.json").json
 
 
-def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
+def test_samples_without_a_picture_are_reported(tmp_path: Path, zoo: Path) -> None:
     files = {"a/0.jpg": make_jpeg(1), "a/1.jpg": b"no image", "a/2.png": bomb()}
     with packer.view(tree_of(tmp_path / "tree", files)) as viewing, Client(viewing.url) as client:
-        for index, what in ((1, "cannot be read"), (2, "")):
+        for index, message in ((1, "cannot be read"), (2, "")):
             document = client.get(f"sample/train/{index}.json").json
-            assert what in document.get("error", "")
+            assert message in document.get("error", "")
             for path in (f"thumb/train/{index}", f"sample/train/{index}/image?as=png"):
                 reply = client.get(path)
                 assert reply.status == 415 and reply.error
@@ -259,7 +260,7 @@ def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
 
 
 def bomb() -> bytes:
-    """A small PNG that says it has 30,000 x 30,000 pixels."""
+    """A small PNG that claims 30,000 x 30,000 pixels."""
     data = make_image(1, (8, 8), "PNG")
     head = b"IHDR" + struct.pack(">II", 30_000, 30_000) + data[24:29]
     return data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:]

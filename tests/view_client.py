@@ -1,4 +1,4 @@
-"""A browser of few words, for the tests of `packer view`."""
+"""A minimal browser for the tests of `packer view`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Client:
         self.log: list[tuple[str, int]] = []
 
     def ask(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Reply:
-        """Ask for a path as it is written, from the root."""
+        """Request a path literally, from the root."""
         self._connection.request(method, path, headers=dict(headers or {}))
         answer = self._connection.getresponse()
         body = answer.read()
@@ -50,24 +50,24 @@ class Client:
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body)
 
     def get(self, path: str, **headers: str) -> Reply:
-        """Ask for a path below the token."""
+        """Request a path below the token."""
         return self.ask(self.base + path, headers)
 
     def order(self, document: str) -> tuple[npt.NDArray[Any], list[Any]]:
-        """(values, runs) of an order; asks again while samples are read for it."""
+        """(values, runs) of an order; repeats the request while samples are read for it."""
         for _ in range(_MOST_POLLS):
             reply = self.get(document)
             if reply.status != 202:
                 break
         assert reply.status == 200, reply.body
-        found = reply.json
-        data = self.get(found["url"]).body
-        values = np.frombuffer(data, "<u4", offset=found["start"])
-        assert len(values) == found["count"]
-        return values, found["runs"]
+        order = reply.json
+        data = self.get(order["url"]).body
+        values = np.frombuffer(data, "<u4", offset=order["start"])
+        assert len(values) == order["count"]
+        return values, order["runs"]
 
     def column(self, described: Mapping[str, Any]) -> npt.NDArray[Any]:
-        """A column, by a range, as its document describes it."""
+        """A column, read by a range, as its document describes it."""
         width = np.dtype(described["dtype"]).itemsize
         start, stop = described["start"], described["start"] + width * described["length"]
         if start == stop:

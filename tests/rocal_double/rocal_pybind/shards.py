@@ -1,6 +1,6 @@
 """How rocAL's own readers read a directory: (image, label, components) of each sample.
 
-Every entry counts, and paths are concatenated without a slash. It looks for names in an index of version v1.0 only.
+Every entry counts, and paths are concatenated without a slash. Names are looked up in an index of version v1.0 only.
 """
 
 import os
@@ -10,7 +10,8 @@ _NAMES_IN = "v1.0"
 
 
 def tar_samples(path, index_path, ext):
-    """Images by name, the first of a name for all of them; what is not in `ext` is stored as its first member."""
+    """Images by name: the first image of a name stands for all; a member whose suffix is not in `ext` is stored as the
+    first one."""
     slots = {name: i for i, name in enumerate(sorted(name for name in ext[0] if name not in ("jpg", "jpeg", "jpe")))}
     tars, indexes = sorted(os.listdir(path)), sorted(os.listdir(index_path))
     by_name, order = {}, []
@@ -26,10 +27,10 @@ def tar_samples(path, index_path, ext):
 
 def _look_up(by_name, name):
     """Names are looked up without their directories, but stored with them."""
-    found = by_name.get(name.rpartition("/")[2])
-    if found is None:
+    number = by_name.get(name.rpartition("/")[2])
+    if number is None:
         raise RuntimeError(f"ERROR: Given name not present in the map{name}")
-    return found
+    return number
 
 
 def _sample(shard, words, named, number, slots):
@@ -54,10 +55,10 @@ def _sample(shard, words, named, number, slots):
 
 
 def tfrecord_samples(path, image_key, label_key, name_key):
-    """Labels of regular files only, no links; images and labels are matched by file name."""
+    """Only regular files are read, no links; images and labels are matched by file name."""
     from tfrecord import example_pb2
 
-    found, labels = [], {}
+    images, labels = [], {}
     for name in sorted(os.listdir(path)):
         place = f"{path}/{name}"
         with open(place, "rb") as shard:
@@ -67,7 +68,7 @@ def tfrecord_samples(path, image_key, label_key, name_key):
                 shard.read(4)
                 feature = example.features.feature
                 file = feature[name_key].bytes_list.value[0].decode()
-                found.append((file, feature[image_key].bytes_list.value[0]))
+                images.append((file, feature[image_key].bytes_list.value[0]))
                 if not os.path.islink(place):
                     labels.setdefault(file, feature[label_key].int64_list.value[0])
-    return [(image, _look_up(labels, file), [b""]) for file, image in found]
+    return [(image, _look_up(labels, file), [b""]) for file, image in images]
