@@ -1,9 +1,9 @@
-"""Formats and sizes of shards side by side: bytes, files, CPU time of packing and of reading at random.
+"""Shard formats and sizes compared: bytes, files, CPU time of packing and of random reads.
 
     python benchmarks/choices.py --tree FOLDER --work DIR
 
-FOLDER is a folder of images with a split `train`. Each round measures all sets in turn, so that what else the machine
-does falls on all of them; the figures are medians of CPU time, page cache warm.
+FOLDER is a folder of images with a split `train`. Each round measures all sets in turn, so that other load on the
+machine affects all of them; the figures are medians of CPU time with a warm page cache.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def measure(source: Any, to: str, place: Path, order: list[int], shards: int) -> tuple[float, float, float]:
-    """CPU seconds of packing, and of reading all samples in this order, one by one and 64 at a time."""
+    """CPU seconds of packing, of reading all samples in `order` one by one, and of reading them 64 at a time."""
     shutil.rmtree(place, ignore_errors=True)
     options: dict[str, Any] = {"shards": packer.Shards(samples=-(-len(order) // shards)), "run": packer.Run(workers=1)}
     pack = cpu_seconds(lambda: packer.convert(source, to, place, **options))
     parts = [order[start : start + 64] for start in range(0, len(order), 64)]
     with readers.open(place, "train") as reader:
-        reader.read_many(order)  # every shard is open, and its pages are in memory
+        reader.read_many(order)  # opens every shard and brings its pages into memory
         one = cpu_seconds(lambda: [len(reader.read(row)) for row in order])
         many = cpu_seconds(lambda: [len(reader.read_many(part)) for part in parts])
     return pack, one, many

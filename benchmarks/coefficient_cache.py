@@ -1,16 +1,16 @@
-"""The costs of a cache of DCT coefficients apart from decoding: filling it, starting with it, and several processes.
+"""Costs of a cache of DCT coefficients besides decoding: filling, starting a process, and several processes.
 
     python benchmarks/coefficient_cache.py --set SET [--directory DIR] [--rounds 3] [--only fill,beside,…]
 
-fill      CPU time of a sample against a plain decode of the same bytes (simplejpeg, exact), both with the read
-beside    images/s of a loop over ImageLoader by epoch: while the cache is filled, and when it is full
-start     a new process over a cache on a disk: until it is open, to the first batch, to the end of an epoch
-ranks     two processes at once: rates, how often a sample is encoded, memory
-workers   a DataLoader whose workers are forked, and spawned
+fill      CPU time per sample against a plain decode of the same bytes (simplejpeg, exact), both with the read
+beside    images/s of a loop over ImageLoader by epoch: while the cache fills, and when it is full
+start     a new process over a cache on a disk: seconds until it is open, to the first batch, to the end of an epoch
+ranks     two processes at once: rates, encodings per sample, memory
+workers   a DataLoader with forked and with spawned workers
 
-Every figure comes from a process of its own, a step: a function of options to figures. Ways that are compared take
-turns, ratios are taken within a round, and what is printed are medians over rounds. The samples are in the page cache,
-but for "cold".
+Every figure comes from a separate process that runs a step: a function from options to figures. Compared ways take
+turns, ratios are taken within a round, and the printed figures are medians over rounds. The samples are in the page
+cache, except for "cold".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Figures = dict[str, Any]
 
 # --- steps ----------------------------------------------------------------------------------------------------------
 def step_fill(options: Options) -> Figures:
-    """Milliseconds a sample of a plain decode and of filling, both with the read, by round: CPU time and time."""
+    """Milliseconds per sample of a plain decode and of filling, both with the read: CPU time and wall time by round."""
     import simplejpeg
 
     import readers
@@ -75,10 +75,11 @@ def step_fill(options: Options) -> Figures:
 
 
 def step_beside(options: Options) -> Figures:
-    """Images/s and CPU milliseconds an image, by epoch, of a loop that pauses for `pause` seconds after each batch, as
-    if a GPU trained.
+    """Images/s and CPU milliseconds per image, by epoch, of a loop that pauses for `pause` seconds after each batch in
+    place of a GPU's work.
 
-    kept, filled: the share of the set that has a place, and that is there before; ahead: filled in the background, too.
+    kept: the share of the set that the cache has room for. filled: the share that is cached before the first epoch.
+    ahead: also fill in the background.
     """
     import readers
     from readers.order import Sequential
@@ -97,7 +98,7 @@ def step_beside(options: Options) -> Figures:
 
 
 def _epochs(loader: Any, epochs: int, each: Callable[[], object] = int) -> Figures:
-    """Images/s and CPU milliseconds an image of each epoch. each: called after a batch."""
+    """Images/s and CPU milliseconds per image of each epoch. each: called after every batch."""
     rates, spent = [], []
     for _ in range(epochs):
         started, cpu, count = time.perf_counter(), time.process_time(), 0
@@ -124,14 +125,14 @@ def _ops() -> list[Any]:
 
 # --- starting -------------------------------------------------------------------------------------------------------
 def step_warm(options: Options) -> Figures:
-    """Fill a cache that stays."""
+    """Fill a cache that outlives the process."""
     with _reader(options) as reader:
         reader.prefill()
         return {"used_mb": reader.stats().used_bytes / 1e6, "samples": len(reader)}
 
 
 def step_first_batch(options: Options) -> Figures:
-    """Seconds since the process was started: until the set is open, until the first batch, and for an epoch."""
+    """Seconds from the start of the process until the set is open, the first batch is made, and an epoch has ended."""
     with _reader(options) as reader:
         opened = time.time() - options["started"]
         loader = _loader(reader, options["threads"])
@@ -141,7 +142,7 @@ def step_first_batch(options: Options) -> Figures:
 
 @contextmanager
 def _reader(options: Options) -> Iterator[Any]:
-    """Over the cache in `directory`, which stays; over none without it."""
+    """A reader with a permanent cache in `directory`; without `directory`, a reader without a cache."""
     import readers
 
     reader = readers.open(options["set"])
@@ -153,7 +154,7 @@ def _reader(options: Options) -> Iterator[Any]:
 
 # --- several processes ----------------------------------------------------------------------------------------------
 def step_ranks(options: Options) -> Figures:
-    """Two ranks at once over one cache: images/s of both together by epoch, encodings of a sample, and memory."""
+    """Two ranks at once over one cache: total images/s by epoch, encodings per sample, and memory."""
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(2), context.Queue()
     processes = [context.Process(target=_rank, args=(options, rank, barrier, queue)) for rank in range(2)]
@@ -209,15 +210,15 @@ def step_workers(options: Options) -> Figures:
     return {"first_s": firsts[0], "images_s": rates["images_s"]}
 
 
-# --- parts: what is run, and the table of it --------------------------------------------------------------------------
+# --- parts: runs of steps, and their tables ---------------------------------------------------------------------------
 class Steps:
-    """Runs steps of the set, and collects the lines of the table."""
+    """Runs steps over the set in separate processes."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments, self.folder = arguments, folder
 
     def run(self, step: str, **options: Any) -> Figures:
-        """The figures of a step. Raises SystemExit for one that failed."""
+        """The figures of a step. Raises SystemExit if the step failed."""
         given = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
         command = [sys.executable, __file__, "--step", step, json.dumps(given)]
         how: dict[str, Any] = {"capture_output": True, "text": True}
@@ -227,7 +228,7 @@ class Steps:
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def rounds(self, ways: dict[str, Callable[[], Figures]]) -> dict[str, list[Figures]]:
-        """The figures of each way, by round; every other round runs backwards."""
+        """The figures of each way, by round; every other round runs the ways in reverse."""
         found: dict[str, list[Figures]] = {name: [] for name in ways}
         for number in range(self.arguments.rounds):
             for name in reversed([*ways]) if number % 2 else [*ways]:
@@ -305,7 +306,7 @@ def start(steps: Steps) -> None:
             "coefficients on a disk, cold": lambda: run(str(folder), cold=True),
         }
     )
-    rows = [(f"what is kept of {kept['samples']:,} samples", f"{kept['used_mb']:,.0f} MB")]
+    rows = [(f"the cache of {kept['samples']:,} samples", f"{kept['used_mb']:,.0f} MB")]
     for name, each in found.items():
         opened, first, whole = (median(run[key] for run in each) for key in ("open_s", "first_s", "epoch_s"))
         rows.append((name, f"open after {opened:.2f} s, first batch after {first:.2f} s, an epoch after {whole:.2f} s"))
@@ -354,14 +355,14 @@ _PARTS = {"fill": fill, "beside": beside, "start": start, "ranks": ranks, "worke
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", required=True, type=Path, help="a packed set of JPEGs")
-    parser.add_argument("--directory", type=Path, help="on a disk, for the cache of `start`; default: TMPDIR")
-    parser.add_argument("--only", default=",".join(_PARTS), help="some of these, comma between")
+    parser.add_argument("--directory", type=Path, help="directory on a disk for the cache of `start`; default: TMPDIR")
+    parser.add_argument("--only", default=",".join(_PARTS), help="parts to run, comma-separated")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds of a GPU's work a batch, in `beside`")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds of GPU work per batch in `beside`")
     arguments = parser.parse_args()
     unknown = set(arguments.only.split(",")) - set(_PARTS)
     if unknown:
-        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}")
+        parser.error(f"--only: unknown {', '.join(sorted(unknown))}; expected {', '.join(_PARTS)}")
     machine.warm([str(arguments.set)])
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         try:

@@ -1,11 +1,11 @@
-"""Images kept as DCT coefficients against libjpeg-turbo: bytes, encoding, decoding of whole images and boxes, and boxes
-resized to 224 x 224.
+"""The codec of DCT coefficients against libjpeg-turbo: bytes, encoding, decoding of whole images and of boxes, and
+boxes resized to 224 x 224.
 
     python benchmarks/coefficients.py FOLDER [--images 200] [--rounds 5]
 
-FOLDER: JPEGs, at any depth. One thread, and its CPU time. A round is every way in turn, each over all images, so that
-none finds in the CPU's cache what another has read. Ratios are taken within a round; medians over rounds. All pixels
-are compared first.
+FOLDER: JPEGs, at any depth. Figures are CPU time of one thread. A round runs every way in turn over all images, so that
+no way profits from data that another left in the CPU's cache. Ratios are taken within a round; medians over rounds. All
+pixels are compared first.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ def load(folder: Path, most: int) -> list[Image]:
 
 
 def resize(pixels: Any, out: Any) -> Any:
-    """As the loader does it without coefficients."""
+    """Resize as the loader does without coefficients."""
     given, made = (torch.from_numpy(one).permute(2, 0, 1)[None] for one in (pixels, out))
     torch.ops.aten._upsample_bilinear2d_aa.out(given, out.shape[:2], False, None, None, out=made)
     return out
 
 
 def compare(images: list[Image]) -> None:
-    """Exit unless all pixels are the same."""
+    """Exit if a pixel differs."""
     resized = 0
     for image in images:
         whole = decode_image(image.jpeg)

@@ -1,10 +1,11 @@
-"""Raw pixels against JPEG and PNG: the CPU time of a loader, and the bytes, of the same images.
+"""Raw pixels against JPEG and PNG: CPU time of the loader, and bytes, for the same images.
 
     python benchmarks/raw_pixels.py FOLDER [--count 500] [--side 256] [--crop 224] [--rounds 5]
 
-FOLDER has images, in folders or not. They are packed with `Resize(side), CenterCrop(side)` as JPEG (quality 90), PNG
-and raw pixels. Rounds alternate; of each the CPU time of the whole process is taken, with one thread and everything in
-the page cache: a random crop and flip, and batches of float32. Medians, and ratios to the JPEGs of the same round.
+The images of FOLDER, at any depth, are packed with `Resize(side), CenterCrop(side)` as JPEG (quality 90), PNG and raw
+pixels. The three sets take turns in every round. The figure is the CPU time of the process with one thread, everything
+in the page cache, for a random crop, a flip, and batches of float32: medians, and ratios to the JPEGs of the same
+round.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CODECS = {"JPEG": Reencode("jpeg", quality=90), "PNG": Reencode("png"), "raw": R
 
 
 def chosen(folder: Path, count: int, into: Path) -> Path:
-    """The first images of a folder, by name, as links."""
+    """Link the first `count` images of a folder, by name, in the folder `into`."""
     into.mkdir()
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:count]
     for number, path in enumerate(images):

@@ -1,10 +1,10 @@
-"""Serving: samples from another node's server, on loopback: MB/s, and the CPU time of both sides.
+"""Serving: samples from another node's server, on loopback: MB/s, and CPU time of client and server.
 
     python benchmarks/serving.py --set DIR --work DIR [--samples 2048] [--rounds 5]
 
-The client is the same in all rows but the first: `cache.stores.remote`, with 24 requests at a time, and the CRC32C of
-each sample. Samples are drawn at random, with repeats; all come from the page cache or shared memory. The limit is
-`remote_server.py`: no token, no checks of what is asked for, the floor of such a server in Python.
+All rows but the first use the same client: `cache.stores.remote`, with 24 requests at a time, and the CRC32C of each
+sample. Samples are drawn at random, with repeats; all come from the page cache or shared memory. The limit is
+`remote_server.py`, a minimal server in Python without tokens and without checks of requests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def plain_server(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[A
 
 @contextmanager
 def _from_node(own: Any, plain: Any, place: Path) -> Iterator[tuple[Any, int]]:
-    """A reader of node 0, which has nothing and asks node 1 for all, and the process of node 1's server, over `own`."""
+    """A reader of node 0, which has no samples and requests all from node 1, and the process of node 1's server, which
+    serves the samples of `own`."""
     import readers
     from cache.serving import ServerProcess
     from cache.stores.copied import Neighbours, RowOwners
@@ -89,7 +90,7 @@ def cache(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """MB/s, and microseconds of CPU a sample on either side."""
+    """MB/s, and microseconds of CPU per sample of client and server."""
     place = Path(arguments.work) / "serving-benchmark"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -130,7 +131,7 @@ if __name__ == "__main__":
     main(
         BENCHMARK,
         __doc__,
-        set="a packed set on this machine",
-        work="folder where the nodes meet",
-        samples=(2048, "that are read"),
+        set="a local packed set",
+        work="folder for the nodes' shared directory",
+        samples=(2048, "samples to read"),
     )

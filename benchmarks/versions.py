@@ -1,10 +1,10 @@
-"""Two checkouts of this project against each other: the same work by both in turn, and the ratios of the medians.
+"""Two checkouts of this project compared: both do the same work in turn; ratios of the medians.
 
     python benchmarks/versions.py OLD NEW --images FOLDER [--rounds 5] [--only read,cached]
 
-OLD, NEW: directories of checkouts. FOLDER: JPEGs, some hundred of them. Each round starts a fresh process of each
-checkout for each kind of work, old and new in turn. A ratio is new work per second over old: above 1 the new one is
-faster. The machine should do nothing else.
+OLD, NEW: directories of checkouts. FOLDER: some hundred JPEGs. Each round starts a new process of each checkout for
+each kind of work, old and new in turn. A ratio is the rate of NEW divided by that of OLD: above 1, NEW is faster. The
+machine should be idle otherwise.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ print(json.dumps(found))
 
 
 def run(checkout: Path, work: str, images: Path, root: Path) -> dict[str, float]:
-    """One process of a checkout. Raises CalledProcessError."""
+    """Run one kind of work in a process of a checkout. Raises CalledProcessError."""
     environ = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-P", "-c", WORK, work, str(images), str(root), str(checkout)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=root)
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("new", type=Path)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="kinds of work, separated by commas")
+    parser.add_argument("--only", default="", help="kinds of work to run, comma-separated")
     options = parser.parse_args()
     chosen = [work for work in WORKS if not options.only or any(o in work for o in options.only.split(","))]
     print(f"| work | old, 1/s | new, 1/s | ratio | CPU µs old | CPU µs new |\n|{'---|' * 6}")

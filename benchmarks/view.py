@@ -1,11 +1,11 @@
-"""The bytes that `packer view` sends for the first screen of a set of a million samples, and the time of its answers.
+"""The bytes and response times of `packer view` for the first screen of a set of a million samples.
 
     python benchmarks/view.py --work DIR --samples 1000000
 
-Makes, once, a set of N samples: 10,000 real JPEGs of 340 bytes to 3 kB in one shard, and hard links of that shard, with
-keys and labels of their own, joined by the index writer of conversions. Then it starts the command, and asks for what
-the page asks for: its files, view.json, the order by class, keys and labels of a screen, and sixty pictures. Prints the
-bytes and the wall time of each request, and the seconds from the start of the process to its address.
+Makes, once, a set of N samples: 10,000 JPEGs of 340 bytes to 3 kB in one shard, and hard links of that shard with
+different keys and labels, joined by the index writer of conversions. Then it starts the command, and sends the same
+requests as the page: its files, view.json, the order by class, keys and labels of a screen, and sixty pictures. Prints
+the bytes and the wall time of each request, and the seconds from the start of the process to the printed address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCREEN = 60
 
 
 def make_images(folder: Path) -> None:
-    """Ten thousand small JPEGs of several sizes."""
+    """Write ten thousand small JPEGs of several sizes."""
     from PIL import Image
 
     random = np.random.default_rng(1)
@@ -47,7 +47,7 @@ def make_images(folder: Path) -> None:
 
 
 def make_set(work: Path, samples: int) -> Path:
-    """A set of so many samples, in parts of ten thousand."""
+    """Make a set of `samples` samples, in parts of ten thousand."""
     import packer
     import readers
     from packer.columns import PartMeta, save_part
@@ -116,7 +116,7 @@ def say(what: str, size: int, seconds: float, more: str = "") -> None:
 
 
 def look(root: Path) -> None:
-    """Start the command, and send it the page's requests."""
+    """Start the command, and send the page's requests to it."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "packer", "view", str(root), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
