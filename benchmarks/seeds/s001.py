@@ -1,10 +1,11 @@
-"""Which stage starves a job: a pipeline with two planted bottlenecks, diagnosed, repaired, diagnosed again.
+"""Which stage starves a training job: a pipeline with two planted bottlenecks is diagnosed, repaired, diagnosed again.
 
     python benchmarks/seeds/s001.py [--seconds 20] [--batch 32] [--smoke]
 
-The pipeline, its repairs and the figures of the article are those of `examples/toy_pipeline.py`. A row is a diagnosis
-of one variant by `packer.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
-workers; the rows with a GPU train one. --s3 s3://BUCKET/SET compares the download of a packed set by s5cmd with ours.
+`examples/toy_pipeline.py` contains the pipeline, its repairs and the figures of the article. A row is a diagnosis of
+one variant by `packer.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
+workers; the rows with a GPU train a network. --s3 s3://BUCKET/SET compares downloads of a packed set by s5cmd and by
+packer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def toy() -> Any:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = None) -> dict[str, Any]:
-    """A diagnosis; without a device of a simulated step, which takes the same time in all rows."""
+    """Diagnose a variant. Without a device the step is simulated, and takes the same time in all rows."""
     example = toy()
     if device is None:
         how: dict[str, Any] = {"simulate_step": json.loads(_step_file(arguments).read_text())}
@@ -67,7 +68,7 @@ def diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = 
 
 
 def _step_file(arguments: argparse.Namespace) -> Path:
-    """Where the seconds of the simulated step are."""
+    """The file of the seconds of the simulated step."""
     return Path(arguments.work, "step.json")
 
 
@@ -96,7 +97,7 @@ AHEAD: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
 
 
 def trained(arguments: argparse.Namespace, ahead: str) -> dict[str, Any]:
-    """Steps/s of training on the repaired pipeline, whose batches the function `ahead` brings to the GPU."""
+    """Steps/s of training on the repaired pipeline; the function `ahead` copies its batches to the GPU."""
     import torch
 
     example = toy()
@@ -143,7 +144,7 @@ def by_us(url: str, folder: Path) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Steps/s of each line of the ladder and of the whole, or MB/s of a download."""
+    """Steps/s of each line of the ladder and of the whole pipeline, or MB/s of a download."""
     if chosen.options.get("gpu"):
         need_gpu()
     if not installed(needs := chosen.options.get("needs", ())):
@@ -155,9 +156,9 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-# --- what must hold ---------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
-    """The repairs change no result: masks, colours, and whole transforms with the same draws."""
+    """Check that the repairs change no result: masks, colours, and whole transforms with the same random numbers."""
     import numpy as np
     import torch
 
@@ -197,7 +198,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def _shares(results: Results, prefix: str) -> dict[str, float]:
-    """Of each line, of the step alone in the same diagnosis; empty where one did not run."""
+    """The rate of each line divided by that of the step alone in the same diagnosis; empty if a row did not run."""
     shares = {}
     for variant, lines in toy().LINES.items():
         for line in lines:
@@ -231,7 +232,7 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
 
 
 def ladders(page: Page, results: Results, arguments: argparse.Namespace) -> None:
-    """The lines of the article's ladder, and those found."""
+    """The lines of the article's ladder, and the measured lines."""
     article = toy().ARTICLE
     there = {line: steps / article[ALONE] for line, steps in article.items()}
     for prefix, where in (("", "here"), ("GPU: ", "on the GPU")):
