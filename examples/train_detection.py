@@ -4,7 +4,7 @@
     python examples/train_detection.py SET --classes 80
 
 A line of the table is {"path": "1.jpg", "boxes": [[x0, y0, x1, y1], …], "labels": [3, …]}. As in CenterNet (Zhou et
-al., 2019), the cell of a grid that has the centre of a box says the class and the box.
+al., 2019), the grid cell that contains the centre of a box predicts its class and its sides.
 """
 
 import argparse

@@ -537,4 +537,4 @@ def test_the_example(packed: Callable[[str], Path]) -> None:
     done = run_python(small, packed("hdf5"))
     assert done.returncode == 0, done.stderr
     assert "continues after 3 batches: 2 batches are left" in done.stdout
-    assert "saw {0: 21, 1: 21} samples by class" in done.stdout
+    assert "read {0: 21, 1: 21} samples by class" in done.stdout

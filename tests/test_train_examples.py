@@ -144,7 +144,7 @@ def test_images_of_other_sizes_need_another_crop(
     packer.convert(tmp_path / "images", "tar", tmp_path / "set", run=packer.Run(workers=1))
     words = [str(tmp_path / "set"), "--tiny", "--size", "8", "--batch-size", "4", "--epochs", "1", "--samples", "0"]
     main = script("train_ddpm").main
-    with pytest.raises(SystemExit, match=r"for images of 178 x 218 pixels, and a/0 has .*: take --crop middle"):
+    with pytest.raises(SystemExit, match=r"for images of 178 x 218 pixels, and a/0 has .*: use --crop middle"):
         main(words)
     main([*words, "--crop", "middle"])
     assert torch.load("ddpm.pt", weights_only=True)["learner"]["step"] == 2

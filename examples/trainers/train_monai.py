@@ -1,9 +1,9 @@
 """MONAI's transforms and network over a packed set, continued exactly.
 
-    python train_monai.py SET --steps 6 --checkpoint run.pt      # the same line continues, in mid-epoch
+    python train_monai.py SET --steps 6 --checkpoint run.pt      # the same command continues, in mid-epoch
 
-MONAI's dictionary transforms take the items of `ImageDataset`, too. In a continued run its random transforms have other
-draws, as torch seeds them anew; ops of `readers.augment` have the same.
+MONAI's dictionary transforms accept the items of `ImageDataset`, too. In a continued run MONAI's random transforms draw
+other random numbers, because torch seeds them again; ops of `readers.augment` draw the same.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def main() -> None:
             done, steps = done + len(batch["index"]), steps - 1
             if not steps:
                 break
-    state = {"model": model.state_dict(), "data": sampler.state_after(done)}  # the loader has asked for more by now
+    state = {"model": model.state_dict(), "data": sampler.state_after(done)}  # the loader has read ahead
     torch.save(state, given.checkpoint)
 
 

@@ -1,10 +1,10 @@
-"""RF-DETR over a packed set with boxes: its Lightning module and trainer, with our loader in place of its data module.
+"""RF-DETR over a packed set with boxes: its Lightning module and trainer, with packer's loader as its data module.
 
     packer convert samples.jsonl --to hdf5 --field boxes:boxes=boxes --field box_labels:array=labels -o SET
-    python train_rfdetr.py SET --epochs 3 --output runs      # the same line continues, in mid-epoch
+    python train_rfdetr.py SET --epochs 3 --output runs      # the same command continues, in mid-epoch
 
-RF-DETR itself saves between epochs only; the callback here adds checkpoints every four steps. Its validation needs COCO
-files, and is left out.
+RF-DETR itself saves between epochs only; a callback of this script adds checkpoints every four steps. Its validation
+needs COCO files, and is left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """torchgeo's classification of images of 13 bands over a packed set: the data sets of a `NonGeoDataModule`.
 
     packer convert eurosat --to hdf5                          # eurosat/SPLIT/CLASS/NAME.npy, uint16 [13, h, w]
-    python train_torchgeo.py SET --epochs 3 --output runs     # the same line continues, in mid-epoch
+    python train_torchgeo.py SET --epochs 3 --output runs     # the same command continues, in mid-epoch
 
-In a continued run torchgeo's random transforms of whole batches have other draws. Images of three bands: `ImageLoader`.
+A continued run of torchgeo's random batch transforms draws other random numbers. For three bands use `ImageLoader`.
 """
 
 from __future__ import annotations

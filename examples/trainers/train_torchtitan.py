@@ -1,8 +1,8 @@
 """torchtitan's data pipeline (Grain) over a packed set: a source of its `RandomAccessDataSource` kind.
 
-    python train_torchtitan.py SET --steps 6 --checkpoint run.pkl      # the same line continues, in mid-epoch
+    python train_torchtitan.py SET --steps 6 --checkpoint run.pkl      # the same command continues, in mid-epoch
 
-torchtitan orders and resumes by itself, on as many data-parallel ranks as before; release 0.3.0 has no such pipeline.
+torchtitan orders and resumes samples, on the same number of data-parallel ranks; release 0.3.0 lacks this pipeline.
 """
 
 from __future__ import annotations
