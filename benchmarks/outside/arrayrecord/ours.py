@@ -20,7 +20,7 @@ RECORDS, WORDS = 65536, 200
 
 
 def rate(read: Callable[[], Iterable[Any]]) -> float:
-    """Records a second; every record is copied once, as where it is used."""
+    """Records/s; every record is copied once, as in use."""
     start = time.perf_counter()
     count = sum(1 for record in read() if bytes(record))
     return count / (time.perf_counter() - start)

@@ -1,7 +1,7 @@
-"""LitData's optimize_imagenet.py and stream_imagenet.py as they are, then the same tasks by packer: `ours.py IMAGES`.
+"""LitData's optimize_imagenet.py and stream_imagenet.py unchanged, then the same tasks by packer: `ours.py IMAGES`.
 
-IMAGES has a folder for each class. `packer convert` scales and encodes as the first script does with the options of its
-README; in the second one, whose clock runs, an ImageLoader takes the place of StreamingDataLoader.
+IMAGES has class folders. `packer convert` resizes and encodes like the first script with the options of its README. In
+the second script, which measures the time, an ImageLoader replaces the StreamingDataLoader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, f"{sys.prefix}/litdata/benchmarks/litdata")
 
 
 def script(name: str, *arguments: object) -> list[float]:
-    """Run one of the scripts in a process of its own; the figures that it printed."""
+    """Run a script in a separate process; returns its printed figures."""
     command = [sys.executable, __file__, name, *arguments]
     done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
     print(done.stdout, flush=True)
@@ -29,7 +29,7 @@ def script(name: str, *arguments: object) -> list[float]:
 def optimize() -> None:
     import optimize_imagenet
 
-    names = sorted(os.listdir(sys.argv[2]))  # in place of ImageNet's, which the script downloads
+    names = sorted(os.listdir(sys.argv[2]))  # instead of ImageNet's names, which the script downloads
     optimize_imagenet.load_imagenet_class_index = lambda: {name: number for number, name in enumerate(names)}
     optimize_imagenet.main()
 
