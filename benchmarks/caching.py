@@ -120,7 +120,7 @@ class StoreInMemory(StoreOver):
         return self.kept[row]
 
     def read(self, extents: Extents) -> list[Buffer]:
-        return [self.read_one(*map(int, one)) for one in zip(*extents, strict=True)]
+        return [self.read_one(*map(int, extent)) for extent in zip(*extents, strict=True)]
 
 
 def over(base: Any, store: Store) -> Any:

@@ -160,11 +160,11 @@ def step_ranks(options: Options) -> Figures:
     processes = [context.Process(target=_rank, args=(options, rank, barrier, queue)) for rank in range(2)]
     for process in processes:
         process.start()
-    found = [queue.get(timeout=_WAIT) for _ in processes]
+    results = [queue.get(timeout=_WAIT) for _ in processes]
     for process in processes:
         process.join(_WAIT)
-    rates = [sum(pair) for pair in zip(*(one.pop("images_s") for one in found), strict=True)]
-    return {"images_s": rates, **{key: max(one[key] for one in found) for key in found[0]}}
+    rates = [sum(pair) for pair in zip(*(result.pop("images_s") for result in results), strict=True)]
+    return {"images_s": rates, **{key: max(result[key] for result in results) for key in results[0]}}
 
 
 def _rank(options: Options, rank: int, barrier: Any, queue: Any) -> None:
@@ -183,9 +183,9 @@ def _rank(options: Options, rank: int, barrier: Any, queue: Any) -> None:
 
 
 def _memory() -> Figures:
-    held = machine.kilobytes_of("/proc/self/smaps_rollup")
-    private = held["Private_Clean"] + held["Private_Dirty"]
-    return {"rss_mb": held["Rss"] / 1e3, "pss_mb": held["Pss"] / 1e3, "private_mb": private / 1e3}
+    kilobytes = machine.kilobytes_of("/proc/self/smaps_rollup")
+    private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
+    return {"rss_mb": kilobytes["Rss"] / 1e3, "pss_mb": kilobytes["Pss"] / 1e3, "private_mb": private / 1e3}
 
 
 def step_workers(options: Options) -> Figures:
@@ -219,8 +219,8 @@ class Steps:
 
     def run(self, step: str, **options: Any) -> Figures:
         """The figures of a step. Raises SystemExit if the step failed."""
-        given = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
-        command = [sys.executable, __file__, "--step", step, json.dumps(given)]
+        step_options = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
+        command = [sys.executable, __file__, "--step", step, json.dumps(step_options)]
         how: dict[str, Any] = {"capture_output": True, "text": True}
         done = subprocess.run(command, check=False, timeout=_TIMEOUT, start_new_session=True, **how)
         if done.returncode:
@@ -229,15 +229,15 @@ class Steps:
 
     def rounds(self, ways: dict[str, Callable[[], Figures]]) -> dict[str, list[Figures]]:
         """The figures of each way, by round; every other round runs the ways in reverse."""
-        found: dict[str, list[Figures]] = {name: [] for name in ways}
+        figures: dict[str, list[Figures]] = {name: [] for name in ways}
         for number in range(self.arguments.rounds):
             for name in reversed([*ways]) if number % 2 else [*ways]:
-                found[name].append(ways[name]())
+                figures[name].append(ways[name]())
                 print(
-                    f"[{number + 1}/{self.arguments.rounds}] {name}: {json.dumps(found[name][-1])[:300]}",
+                    f"[{number + 1}/{self.arguments.rounds}] {name}: {json.dumps(figures[name][-1])[:300]}",
                     file=sys.stderr,
                 )
-        return found
+        return figures
 
 
 def _print(title: str, rows: list[tuple[str, str]]) -> None:
@@ -254,11 +254,11 @@ def fill(steps: Steps) -> None:
     for threads in (1, 2):
         rounds = steps.run("fill", threads=threads, rounds=max(5, steps.arguments.rounds))
         decoded, filled = rounds["decode"], rounds["fill"]
-        ratio = median(ours[0] / theirs[0] for ours, theirs in zip(filled, decoded, strict=True))
+        ratio = median(filling[0] / decoding[0] for filling, decoding in zip(filled, decoded, strict=True))
         rate = median(1e3 / seconds for _, seconds in filled)
-        plain, ours = (median(cpu for cpu, _ in one) for one in (decoded, filled))
-        found = f"{ours:.2f} ms CPU a sample, {rate:,.0f} samples/s; a plain decode {plain:.2f} ms: {ratio:.2f} of it"
-        rows.append((f"filling, {threads} thread{'s' if threads > 1 else ''}", found))
+        plain, filling = (median(cpu for cpu, _ in times) for times in (decoded, filled))
+        text = f"{filling:.2f} ms CPU a sample, {rate:,.0f} samples/s; a plain decode {plain:.2f} ms: {ratio:.2f} of it"
+        rows.append((f"filling, {threads} thread{'s' if threads > 1 else ''}", text))
     _print("Filling; wanted: at most 1.2 plain decodes", rows)
 
 
@@ -277,11 +277,11 @@ def beside(steps: Steps) -> None:
         runs: dict[str, Callable[[], Figures]] = {
             name: functools.partial(steps.run, "beside", epochs=3, pause=pause, **way) for name, way in ways.items()
         }
-        found = steps.rounds(runs)
+        figures = steps.rounds(runs)
         rows = []
-        for name, each in found.items():
-            pairs = zip(each, found["filled before"], strict=True)
-            later = median(max(ours["images_s"][1:]) / max(theirs["images_s"][1:]) for ours, theirs in pairs)
+        for name, each in figures.items():
+            pairs = zip(each, figures["filled before"], strict=True)
+            later = median(max(run["images_s"][1:]) / max(full["images_s"][1:]) for run, full in pairs)
             rates, spent = _rates(each), _rates(each, "cpu_ms", "{:.2f}")
             rows.append((name, f"{rates} images/s; {spent} ms CPU; later epochs {later:.2f} of a full cache"))
         _print(f"Beside training, epochs 1, 2, 3; {1000 * pause:.0f} ms of a GPU's work a batch; 2 threads", rows)
@@ -299,7 +299,7 @@ def start(steps: Steps) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return steps.run("first_batch", directory=directory)
 
-    found = steps.rounds(
+    figures = steps.rounds(
         {
             "no cache": lambda: run(""),
             "coefficients on a disk": lambda: run(str(folder)),
@@ -307,7 +307,7 @@ def start(steps: Steps) -> None:
         }
     )
     rows = [(f"the cache of {kept['samples']:,} samples", f"{kept['used_mb']:,.0f} MB")]
-    for name, each in found.items():
+    for name, each in figures.items():
         opened, first, whole = (median(run[key] for run in each) for key in ("open_s", "first_s", "epoch_s"))
         rows.append((name, f"open after {opened:.2f} s, first batch after {first:.2f} s, an epoch after {whole:.2f} s"))
     _print("A new process, since its start", rows)
@@ -320,11 +320,15 @@ def ranks(steps: Steps) -> None:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             return steps.run("ranks", epochs=3, directory=folder)
 
-    found = steps.rounds({"no cache": lambda: run(""), "coefficients": lambda: run("coefficients")})
+    figures = steps.rounds({"no cache": lambda: run(""), "coefficients": lambda: run("coefficients")})
     rows = []
-    for name, each in found.items():
-        rss, pss, private = (median(one[key] for one in each) for key in ("rss_mb", "pss_mb", "private_mb"))
-        made = f"; a sample is encoded {max(one['encodings'] for one in each):.3f} times" if name != "no cache" else ""
+    for name, each in figures.items():
+        rss, pss, private = (median(result[key] for result in each) for key in ("rss_mb", "pss_mb", "private_mb"))
+        made = (
+            f"; a sample is encoded {max(result['encodings'] for result in each):.3f} times"
+            if name != "no cache"
+            else ""
+        )
         kept = f"; kept {each[0]['used_mb']:,.0f} MB" if made else ""
         memory = f"MB a process: RSS {rss:.0f}, PSS {pss:.0f}, private {private:.0f}"
         rows.append((name, f"{_rates(each)} images/s{made}; {memory}{kept}"))
@@ -341,10 +345,10 @@ def workers(steps: Steps) -> None:
         for method in ("fork", "spawn")
         for has in (False, True)
     }
-    found = steps.rounds({name: functools.partial(run, *way) for name, way in ways.items()})
+    figures = steps.rounds({name: functools.partial(run, *way) for name, way in ways.items()})
     rows = [
-        (name, f"first batch after {median(one['first_s'] for one in each):.2f} s; {_rates(each)} images/s")
-        for name, each in found.items()
+        (name, f"first batch after {median(result['first_s'] for result in each):.2f} s; {_rates(each)} images/s")
+        for name, each in figures.items()
     ]
     _print("A DataLoader of 2 workers, epochs 1, 2, 3", rows)
 

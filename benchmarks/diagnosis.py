@@ -193,7 +193,7 @@ def our_cases(folder: Path) -> dict[str, Case]:
         return make
 
     fast = make()
-    one, waiting = make(threads=1, batch=32), make(threads=1, batch=32, wait=FAST)
+    computing, waiting = make(threads=1, batch=32), make(threads=1, batch=32, wait=FAST)
     return {
         "ours: slow storage": Case(make(wait=SLOW, first=True), "storage", fast),
         "ours: slow reading": Case(make(wait=SLOW), "read", fast),
@@ -202,7 +202,9 @@ def our_cases(folder: Path) -> dict[str, Case]:
         "ours: a thread too few": Case(
             waiting, "workers", make(batch=32, wait=FAST), step=lambda: _alone(waiting()) / 1.5
         ),
-        "ours: a thread too few, computing": Case(one, "workers", make(batch=32), step=lambda: _alone(one()) / 1.5),
+        "ours: a thread too few, computing": Case(
+            computing, "workers", make(batch=32), step=lambda: _alone(computing()) / 1.5
+        ),
         "ours: slow copy": Case(fast, "copy", fast, {"copy": slow_copy}, {"copy": free_copy}),
         "ours: slow training": Case(fast, "", fast, {"simulate_step": 0.1}, {"simulate_step": 0.1}),
         "ours: nothing": Case(fast, "", fast),
@@ -254,22 +256,22 @@ def main() -> None:
 
 
 def _row(case: Case, runs: int, seconds: float) -> str:
-    found, steps, bounds, without, taken = [], [], [], [], []
+    culprits, steps, bounds, without, taken = [], [], [], [], []
     for _ in range(runs):
         step = STEP if case.step is None else case.step()
         start = time.perf_counter()
         result = packer.diagnose(case.make(), seconds=seconds, **{"simulate_step": step, **case.options})
         taken.append(time.perf_counter() - start)
         mended = packer.diagnose(case.without(), seconds=seconds / 2, **{"simulate_step": step, **case.options_without})
-        found.append(result.culprit)
+        culprits.append(result.culprit)
         steps.append(result.full.seconds)
         bounds.append(result.bound)
         without.append(mended.full.seconds)
     errors = [abs(bound / real - 1) for bound, real in zip(bounds, without, strict=True)]
-    others = ", ".join(sorted({each or "nothing" for each in found if each != case.culprit}))
+    others = ", ".join(sorted({each or "nothing" for each in culprits if each != case.culprit}))
     times = " | ".join(f"{1e3 * statistics.median(each):.1f}" for each in (steps, bounds, without))
     return (
-        f"{found.count(case.culprit)} of {runs} | {others} | {times} | {statistics.median(errors):.0%} | "
+        f"{culprits.count(case.culprit)} of {runs} | {others} | {times} | {statistics.median(errors):.0%} | "
         f"{max(errors):.0%} | {statistics.median(taken):.0f}"
     )
 

@@ -89,7 +89,7 @@ def main() -> None:
             named.append(result.culprit or "nothing")
             full.append(1e3 * result.full.seconds)
             bounds.append(1e3 * result.bound)
-        ratio = median(mine / loop for mine, loop in zip(rates, looped, strict=True))
+        ratio = median(rate / loop for rate, loop in zip(rates, looped, strict=True))
         print(
             f"| {make.__name__} | {median(rates):.0f} | {median(looped):.0f} | {ratio:.2f} "
             f"| {', '.join(sorted(set(named)))} | {median(full):.1f} | {median(bounds):.1f} |",

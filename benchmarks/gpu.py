@@ -332,8 +332,8 @@ def coefficients(task: Task) -> dict[str, Any]:
     regions = [Region(*job[0]) for job in jobs]
     decoder = CoefficientDecoder(torch.device("cuda", 0))
     uploaded = decoder.upload(images, shapes)
-    found = decoder.decode(uploaded, regions)
-    moved = uploaded.data.numel() + sum(picture.pixels.numel() for picture in found)  # type: ignore[union-attr]
+    pictures = decoder.decode(uploaded, regions)
+    moved = uploaded.data.numel() + sum(picture.pixels.numel() for picture in pictures)  # type: ignore[union-attr]
     seconds = seconds_of(lambda: decoder.decode(uploaded, regions))
     copying = seconds_of(lambda: decoder.upload(images, shapes))
     return {

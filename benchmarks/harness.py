@@ -140,11 +140,11 @@ def base_parser(
     common option. out: help of --out.
     """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    numbers = {name: given for name, given in more.items() if isinstance(given, int | float)}
-    for name, given in more.items():
+    numbers = {name: option for name, option in more.items() if isinstance(option, int | float)}
+    for name, option in more.items():
         if name in numbers:
             continue
-        default, text, *choices = (Path, given) if isinstance(given, str) else given
+        default, text, *choices = (Path, option) if isinstance(option, str) else option
         how: dict[str, Any] = {"default": default, "type": str if default is None else type(default)}
         if default is list:
             how = {"required": True, "type": Path, "action": "append"}
@@ -215,16 +215,16 @@ def pack_set(arguments: argparse.Namespace, **options: Any) -> Path:
     """--work/set, which a separate process packs from --tree as HDF5 unless it exists."""
     made = Path(arguments.work) / "set"
     if not (made / "dataset.json").exists():
-        given = json.dumps({"to": "hdf5", "output": str(made), **options})
+        settings = json.dumps({"to": "hdf5", "output": str(made), **options})
         script = "import json, sys, packer\npacker.convert(sys.argv[1], **json.loads(sys.argv[2]))"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([sys.executable, "-c", script, str(arguments.tree), given], check=True, env=environment)
+        subprocess.run([sys.executable, "-c", script, str(arguments.tree), settings], check=True, env=environment)
     return made
 
 
-def keep_rows(wanted: Callable[[Contender], bool]) -> None:
-    """Forget all contenders for which `wanted` is false."""
-    for name in [name for name, row in CONTENDERS.items() if not wanted(row)]:
+def keep_rows(is_kept: Callable[[Contender], bool]) -> None:
+    """Forget all contenders for which `is_kept` is false."""
+    for name in [name for name, row in CONTENDERS.items() if not is_kept(row)]:
         del CONTENDERS[name]
 
 
@@ -259,9 +259,9 @@ def _run_one(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, A
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
-    wanted, unwanted = ((text or "").split(",") for text in (arguments.only, arguments.skip))
-    names = [name for name in CONTENDERS if any(part in name for part in wanted)]
-    return [name for name in names if not any(part and part in name for part in unwanted)]
+    only, skip = ((text or "").split(",") for text in (arguments.only, arguments.skip))
+    names = [name for name in CONTENDERS if any(part in name for part in only)]
+    return [name for name in names if not any(part and part in name for part in skip)]
 
 
 def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:

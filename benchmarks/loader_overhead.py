@@ -162,8 +162,8 @@ def memory(arguments: argparse.Namespace) -> dict[str, float]:
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     prime(_PRIME_BYTES)
-    found: dict[str, Any] = chosen.function(arguments)
-    return found
+    figures: dict[str, Any] = chosen.function(arguments)
+    return figures
 
 
 def _folder(arguments: argparse.Namespace, name: str) -> Path:

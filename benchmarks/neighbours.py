@@ -151,22 +151,22 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         moved.append((now - before) / payloads)
         before = now
         barrier.wait()
-    said = [results.get(timeout=60) for _ in started]
+    reports = [results.get(timeout=60) for _ in started]
     barrier.wait()
     for process in started:
         process.join()
     shutil.rmtree(work)
-    copied = sum(one[1] for one in said)
+    copied = sum(report[1] for report in reports)
     # Every node copies the index files, which do not count as bytes of shards.
     moved[0] += max(0, copied - nodes * _index_bytes(arguments.set)) / shards
-    before_s, *slowest = [max(one[2][part] for one in said) for part in range(1 + _EPOCHS)]
+    before_s, *slowest = [max(report[2][part] for report in reports) for part in range(1 + _EPOCHS)]
     return {
         "before_s": before_s,
         **{f"epoch{epoch}_s": seconds for epoch, seconds in enumerate(slowest)},
         **{f"epoch{epoch}_moved": share for epoch, share in enumerate(moved)},
         "all_s": before_s + sum(slowest),
         "moved": sum(moved),
-        "cpu_ms_sample": 1e3 * sum(one[3] for one in said) / (_EPOCHS * len(plain)),
+        "cpu_ms_sample": 1e3 * sum(report[3] for report in reports) / (_EPOCHS * len(plain)),
     }
 
 

@@ -130,9 +130,9 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     opened = time.perf_counter() - started
     after = memory_of_self()
     chance = random.Random(1)
-    wanted = [chance.randrange(arguments.samples) for _ in range(LOOKUPS)]
+    indices = [chance.randrange(arguments.samples) for _ in range(LOOKUPS)]
     started = time.perf_counter()
-    for i in wanted:
+    for i in indices:
         look_up(i)
     looked_up = time.perf_counter() - started
     end = memory_of_self()

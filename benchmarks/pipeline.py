@@ -113,20 +113,20 @@ def _claims(arguments: argparse.Namespace) -> Iterator[Claim]:
     for kind in KINDS:
         floats = kind == "f32"
         if arguments.recoded:
-            wanted: tuple[tuple[str, float, str], ...] = (
+            bounds: tuple[tuple[str, float, str], ...] = (
                 (f"{loader}, set re-encoded", 1.3, "FFCV, its own JPEGs"),
                 (f"{loader}, set re-encoded", 1.3, "FFCV, its own JPEGs of short side 256"),
                 (f"{loader}, set re-encoded", 2.5, loader),
             )
         else:
-            wanted = (
+            bounds = (
                 (f"{loader}, coefficients", 1.5 if celeb else 2.6 if floats else 3.0, ""),
                 *(() if celeb else ((f"{loader}, coefficients", 2.2, loader),)),
                 (loader, 1.3 if celeb else 1.15 if floats else 1.6, ""),
                 (loader, 3.8 if celeb else 2.2, "ImageFolder + PIL"),
                 ("ours: ImageDataset + DataLoader", 1.5, "ImageFolder + PIL"),
             )
-        for row, least, against in wanted:
+        for row, least, against in bounds:
             yield Claim(f"{row} [{kind}]", column, least, f"{against} [{kind}]" if against else PEERS)
 
 
@@ -136,9 +136,9 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
     keep_rows(lambda row: mode in row.options["modes"])
     batch = arguments.batch or BATCH[arguments.task]
     original = tuple(("images_s", f"ours: ImageLoader [{kind}]") for kind in KINDS)
-    what = f"{arguments.task} on {arguments.tree.name}{recoded}"
+    subject = f"{arguments.task} on {arguments.tree.name}{recoded}"
     return Benchmark(
-        title=f"Pipeline {what}, {arguments.workers} workers, batches of {batch}, warm page cache",
+        title=f"Pipeline {subject}, {arguments.workers} workers, batches of {batch}, warm page cache",
         columns=(
             Column("images_s", "images/s (min–max)"),
             Column("first_s", "first batch s", "{:.2f}"),

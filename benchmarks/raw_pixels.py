@@ -70,10 +70,10 @@ def main() -> None:
             for name, reader in opened.items():
                 times[name].append(seconds(reader, options.crop) / len(reader))
         print("| packed as | bytes an image | CPU time an image | speed |\n|---|---|---|---|")
-        for name, found in times.items():
-            ratio = statistics.median(jpeg / its for jpeg, its in zip(times["JPEG"], found, strict=True))
+        for name, cpu_s in times.items():
+            ratio = statistics.median(jpeg / other for jpeg, other in zip(times["JPEG"], cpu_s, strict=True))
             size = float(opened[name].sizes().mean())
-            print(f"| {name} | {size:,.0f} | {statistics.median(found) * 1e6:,.0f} µs | {ratio:.1f} |")
+            print(f"| {name} | {size:,.0f} | {statistics.median(cpu_s) * 1e6:,.0f} µs | {ratio:.1f} |")
     finally:
         shutil.rmtree(work)
 

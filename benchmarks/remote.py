@@ -321,8 +321,8 @@ def lit(job: Long) -> Iterator[int]:
 
     make_once(job.work / "data" / "lit", make)
     job.begin()
-    given = getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", None) or {}
-    downloader._OBSTORE_CLIENT_OPTIONS = {**given, "allow_http": True}
+    client_options = getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", None) or {}
+    downloader._OBSTORE_CLIENT_OPTIONS = {**client_options, "allow_http": True}
     keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "us-east-1"}
     dataset = litdata.StreamingDataset(
         input_dir="s3://data/lit",
@@ -356,7 +356,7 @@ def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, 
         seconds, samples = times[-1]
         used = {name: (value - job.before[name]) / samples for name, value in job.now().items()}
     shutil.rmtree(target, ignore_errors=True)
-    fifth = next(one for one in times if one[0] >= seconds / 5)
+    fifth = next(entry for entry in times if entry[0] >= seconds / 5)
     return {
         "samples_s": samples / seconds,
         "later": (samples - fifth[1]) / max(1e-9, seconds - fifth[0]),
@@ -386,7 +386,7 @@ def measure_orders(chosen: Contender, arguments: argparse.Namespace) -> dict[str
 
     with served(arguments.set, arguments.latency, arguments.mb_s) as (url, server):
         advice = packer.recommend_order(url, arguments.split, block_bytes=4 << 20)  # 16 blocks fit in memory
-        estimated = next(one for one in advice.orders if one.name == chosen.name)
+        estimated = next(report for report in advice.orders if report.name == chosen.name)
         with readers.open(url, arguments.split) as reader:
             order = eval(estimated.use, {"readers": readers, "reader": reader, "ranks": 1})
             stream = (row for epoch in itertools.count() for row in reader.stream(order, epoch=epoch))
@@ -421,8 +421,8 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
         prime(2 * sum(size for _, size in files) + (1 << 28))
         place = arguments.set if chosen.name == LOCAL else url
-        ours = readers.open(place, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
-        jobs = [Job(url, wanted, _ranges(local, wanted), files, ours, target) for wanted in draws]
+        reader = readers.open(place, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
+        jobs = [Job(url, indices, _ranges(local, indices), files, reader, target) for indices in draws]
         if chosen.name in (STAGE, WHOLE, SHUFFLED, WOVEN, LOCAL):
             jobs = jobs[:1]
         else:
@@ -430,15 +430,15 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         gets, started = _gets(url), time.perf_counter()
         moved = sum(chosen.function(job) for job in jobs)
         seconds, gets = time.perf_counter() - started, _gets(url) - gets
-        if ours is not None:
-            ours.close()
+        if reader is not None:
+            reader.close()
     shutil.rmtree(target)
     samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": sum(job.samples or size for job in jobs) / seconds}
     return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets / len(jobs), **samples}
 
 
-def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
-    places = [reader.byte_range(i) for i in wanted]
+def _ranges(reader: Any, indices: list[int]) -> list[tuple[str, int, int]]:
+    places = [reader.byte_range(i) for i in indices]
     return [(Path(path).relative_to(reader.path).as_posix(), offset, length) for path, offset, length in places]
 
 

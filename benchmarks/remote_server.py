@@ -98,13 +98,13 @@ class Server:
     def listed(self, path: str) -> str:
         """The objects of a bucket whose keys begin with prefix=; with delimiter=/ only its folders."""
         bucket, _, query = path.partition("?")
-        asked = {name: values[0] for name, values in parse_qs(query).items()}
-        prefix, folder, rows, folders = asked.get("prefix", ""), self.root / bucket.strip("/"), [], set()
-        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        parameters = {name: values[0] for name, values in parse_qs(query).items()}
+        prefix, folder, rows, folders = parameters.get("prefix", ""), self.root / bucket.strip("/"), [], set()
+        for file in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
             key, size = file.relative_to(folder).as_posix(), file.stat().st_size
             if not key.startswith(prefix):
                 continue
-            below, slash, _ = key[len(prefix) :].partition(asked.get("delimiter", "\0"))
+            below, slash, _ = key[len(prefix) :].partition(parameters.get("delimiter", "\0"))
             if slash:
                 folders.add(f"<CommonPrefixes><Prefix>{prefix}{below}{slash}</Prefix></CommonPrefixes>")
                 continue

@@ -109,7 +109,7 @@ def ratio(results: Results, name: str, other: str, key: str) -> float | None:
 
 def _ratios(results: Results, name: str, other: str, key: str) -> list[float]:
     pairs = zip(results.get(name, []), results.get(other, []), strict=False)
-    return [ours[key] / theirs[key] for ours, theirs in pairs if ours.get(key) and theirs.get(key)]
+    return [own[key] / rival[key] for own, rival in pairs if own.get(key) and rival.get(key)]
 
 
 def reason(runs: list[dict[str, Any]]) -> str:
@@ -169,7 +169,7 @@ def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str
         return []
     if claim.at_most is not None:
         value, holds = median(values), median(values) <= claim.at_most
-        what = f"at most {claim.at_most:g}"
+        bound = f"at most {claim.at_most:g}"
     else:
         rivals = [claim.against]
         if claim.against == PEERS:
@@ -180,5 +180,5 @@ def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str
         value, rival = min(ratios)
         holds = value >= claim.at_least
         name = f"every peer (the closest: {rival})" if claim.against == PEERS else rival
-        what = f"at least {claim.at_least:g} × {name}"
-    return [[f"{claim.row}: {claim.column} {what}", f"{value:.3g}", "holds" if holds else "**fails**"]]
+        bound = f"at least {claim.at_least:g} × {name}"
+    return [[f"{claim.row}: {claim.column} {bound}", f"{value:.3g}", "holds" if holds else "**fails**"]]

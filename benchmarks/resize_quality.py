@@ -182,8 +182,8 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         place = _place(arguments, size)
         task = Task(**json.loads(place.with_suffix(".json").read_text()))
         expected = np.load(place.with_suffix(".npy"), mmap_mode="r")
-        found = np.stack([np.array(image) for image in chosen.function(task)])
-        by_image = np.abs(found.astype(np.int16) - expected).mean(axis=(1, 2, 3))
+        results = np.stack([np.array(image) for image in chosen.function(task)])
+        by_image = np.abs(results.astype(np.int16) - expected).mean(axis=(1, 2, 3))
         figures[f"difference_{size}"] = float(by_image.mean())
         figures[f"worst_{size}"] = float(by_image.max())
         if chosen.name == OURS:

@@ -36,9 +36,9 @@ _CONVERTING = ("convert", "tasks", "commit", "verify")
 _IMPORTS = "packer.conversion.run packer.conversion.saved packer.formats.hdf5 packer.sources.folder packer.verification"
 
 
-def step(name: str, what: str) -> Any:
+def step(name: str, note: str) -> Any:
     """Register a step. Its function returns the number of samples that it handled, or None for all of them."""
-    return contender(name, imports=f"{_IMPORTS} readers.order", note=what)
+    return contender(name, imports=f"{_IMPORTS} readers.order", note=note)
 
 
 def _packer(*words: object) -> subprocess.Popen[bytes]:
@@ -142,18 +142,18 @@ def _save(arguments: argparse.Namespace) -> None:
 def _load(arguments: argparse.Namespace) -> None:
     from packer.conversion.saved import load
 
-    found = load(_saved(arguments), _question(arguments), _options(arguments), _tree(arguments))
-    assert found is not None and found.plan.samples == arguments.samples
+    job = load(_saved(arguments), _question(arguments), _options(arguments), _tree(arguments))
+    assert job is not None and job.plan.samples == arguments.samples
 
 
 @step("rows", "read the rows of all shards one by one, as their workers do")
 def _rows(arguments: argparse.Namespace) -> None:
     from packer.conversion.saved import load
 
-    found = load(_saved(arguments), _question(arguments), _options(arguments), None)
-    assert found is not None
-    for number in range(len(found.plan.shards)):
-        for block in found.samples(number).slices():
+    job = load(_saved(arguments), _question(arguments), _options(arguments), None)
+    assert job is not None
+    for number in range(len(job.plan.shards)):
+        for block in job.samples(number).slices():
             assert block.places
 
 
@@ -184,7 +184,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
     words = ["convert", _tree(arguments), "--to", "hdf5", "-o", _set(arguments), "--workers", 1]
     words += ["--samples-per-shard", shards.samples, *["--shuffle", shards.shuffle] * arguments.shuffle]
     running = [_packer(*words, "--task", f"{i}/{_TASKS}") for i in range(_TASKS)]
-    codes = [one.wait() for one in running]
+    codes = [process.wait() for process in running]
     assert not any(codes)
 
 

@@ -73,8 +73,8 @@ def files(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int
     import readers
 
     plain = readers.open(arguments.set, "train")
-    with _from_node(plain, plain, place) as found:
-        yield found
+    with _from_node(plain, plain, place) as pair:
+        yield pair
 
 
 @contender(CACHE, imports="readers obstore")
@@ -85,8 +85,8 @@ def cache(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int
     plain = readers.open(arguments.set, "train")
     with readers.cached(plain, 1.0, job=f"benchmark-{os.getpid()}") as kept:
         kept.prefill()
-        with _from_node(kept, plain, place) as found:
-            yield found
+        with _from_node(kept, plain, place) as pair:
+            yield pair
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
@@ -99,16 +99,16 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         rng = np.random.default_rng(7)
         reader.read_many(rng.integers(0, len(reader), _WARM))
         batches = rng.integers(0, len(reader), (arguments.samples // _BATCH, _BATCH))
-        started, own, its = time.perf_counter(), time.process_time(), cpu_seconds_of(server)
+        started, own, server_s = time.perf_counter(), time.process_time(), cpu_seconds_of(server)
         moved = sum(len(data) for rows in batches for data in reader.read_many(rows))
         seconds = time.perf_counter() - started
-        own, its = time.process_time() - own, cpu_seconds_of(server) - its
+        own, server_s = time.process_time() - own, cpu_seconds_of(server) - server_s
         near = getattr(reader.store.stats(), "near", None)
         assert near is None or near >= batches.size, "all of it came from the other node"
         reader.close()
     shutil.rmtree(place)
     figures = {"mb_s": moved / 1e6 / seconds, "samples_s": batches.size / seconds}
-    return {**figures, "client_us": 1e6 * own / batches.size, "server_us": 1e6 * its / batches.size}
+    return {**figures, "client_us": 1e6 * own / batches.size, "server_us": 1e6 * server_s / batches.size}
 
 
 BENCHMARK = Benchmark(

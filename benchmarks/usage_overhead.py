@@ -56,13 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         large_machine(Path(folder), 256, 32)
         for name, root in ((f"this machine, {os.cpu_count()} cores", "/"), ("256 cores", folder)):
-            found = [measure(given.samples, Path(root)) for _ in range(given.rounds)]
-            seconds = statistics.median(each[0] for each in found)
-            cost = f"{1e6 * seconds:.0f} us a sample of {found[0][1]} series"
+            results = [measure(options.samples, Path(root)) for _ in range(options.rounds)]
+            seconds = statistics.median(each[0] for each in results)
+            cost = f"{1e6 * seconds:.0f} us a sample of {results[0][1]} series"
             print(f"{name}: {cost}, {seconds / INTERVAL:.3%} of a core at {INTERVAL} s")
 
 

@@ -56,16 +56,16 @@ if work.startswith("pack "):
         shutil.rmtree(out, ignore_errors=True)
         packer.convert(images, to=work.split()[1], output=out, workers=1, check="header")
         return count
-    found = timed(pack, 2.0)
+    figures = timed(pack, 2.0)
     shutil.rmtree(out, ignore_errors=True)
 elif work == "import":
-    found = {"per_second": 1 / imported, "cpu_us": 1e6 * imported}
+    figures = {"per_second": 1 / imported, "cpu_us": 1e6 * imported}
 elif work == "first batch":
     from readers.augment import RandomResizedCrop
     from readers.loader import ImageLoader
     start = time.perf_counter()
     next(iter(ImageLoader(packed(), 64, augment=[RandomResizedCrop(224)], threads=2, seed=1)))
-    found = {"per_second": 1 / (time.perf_counter() - start), "cpu_us": 0.0}
+    figures = {"per_second": 1 / (time.perf_counter() - start), "cpu_us": 0.0}
 else:
     import numpy as np
     from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
@@ -103,8 +103,8 @@ else:
         pixels = readers.cached(reader, keep="decoded:32", directory=root, job=str(os.getpid()))
         pixels.prefill(2)
         call = loader(pixels, [CenterCrop(32), RandomHorizontalFlip()])
-    found = timed(call, 3.0 if "loader" in work else 1.0)
-print(json.dumps(found))
+    figures = timed(call, 3.0 if "loader" in work else 1.0)
+print(json.dumps(figures))
 """
 
 
@@ -115,8 +115,8 @@ def run(checkout: Path, work: str, images: Path, root: Path) -> dict[str, float]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=root)
     if done.returncode:
         sys.exit(f"{checkout}: {work}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -137,9 +137,9 @@ def main() -> None:
                 checkouts = (options.old, options.new)
                 rounds.append([run(path.resolve(), work, options.images.resolve(), root) for path in checkouts])
             old, new = ([pair[i] for pair in rounds] for i in (0, 1))
-            rates = [statistics.median(one["per_second"] for one in side) for side in (old, new)]
+            rates = [statistics.median(figures["per_second"] for figures in side) for side in (old, new)]
             ratio = statistics.median(b["per_second"] / a["per_second"] for a, b in rounds)
-            costs = [statistics.median(one["cpu_us"] for one in side) for side in (old, new)]
+            costs = [statistics.median(figures["cpu_us"] for figures in side) for side in (old, new)]
             print(f"| {work} | {rates[0]:,.1f} | {rates[1]:,.1f} | {ratio:.2f} | {costs[0]:.1f} | {costs[1]:.1f} |",
                   flush=True)  # fmt: skip
 

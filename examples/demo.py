@@ -179,9 +179,9 @@ def compare_batches(source: Path, packed: Path) -> None:
         for epoch in range(1 + EPOCHS):  # in turn, so that other processes slow down both loaders
             for number, is_cold in enumerate((True, False)):
                 for name, (place, loader) in loaders.items():
-                    found = size * batches_per_second(loader, place, is_cold)
+                    speed = size * batches_per_second(loader, place, is_cold)
                     if epoch:  # the first epoch starts workers
-                        best[name][number] = max(best[name][number], found)
+                        best[name][number] = max(best[name][number], speed)
     first = next(iter(best.values()))
     rows = [
         (name, *(f"{value:,.0f}  {value / base:3.1f} x" for value, base in zip(values, first, strict=True)))
@@ -243,10 +243,10 @@ def export_page(out: Path) -> Path:
     return out / "page"
 
 
-def check_same(one: Path, other: Path) -> None:
-    names = [str(path.relative_to(one)) for path in one.rglob("*") if path.is_file()]
-    assert len(names) == sum(path.is_file() for path in other.rglob("*"))
-    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+def check_same(first: Path, second: Path) -> None:
+    names = [str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()]
+    assert len(names) == sum(path.is_file() for path in second.rglob("*"))
+    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
 
 
 if __name__ == "__main__":

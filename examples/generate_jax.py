@@ -105,8 +105,8 @@ def step(task: Task, state: State, images: jax.Array, labels: jax.Array) -> tupl
     """One step of Adam; also returns the accuracy on the batch before the step."""
 
     def loss(parameters: Parameters) -> tuple[jax.Array, jax.Array]:
-        found = scores(task, parameters, images)
-        return jnp.mean(jax.nn.softplus(found) - labels * found), jnp.mean((found > 0) == labels)
+        logits = scores(task, parameters, images)
+        return jnp.mean(jax.nn.softplus(logits) - labels * logits), jnp.mean((logits > 0) == labels)
 
     gradient, right = jax.grad(loss, has_aux=True)(state.parameters)
     steps = state.steps + 1
@@ -165,13 +165,13 @@ def main() -> None:
     rate = (int(state.steps) - begun) * task.batch / (time.perf_counter() - start)
     print(f"{rate:,.0f} images/s made and used for training")
 
-    see, found = jax.jit(scores, static_argnums=0), []
+    see, answers = jax.jit(scores, static_argnums=0), []
     for new in random.split(new_key(4), 16):
         images, labels = make(task, new, task.batch)
-        found.append((np.asarray(see(task, state.parameters, images) > 0), np.asarray(labels)))
-    said, true = map(np.concatenate, zip(*found, strict=True))
+        answers.append((np.asarray(see(task, state.parameters, images) > 0), np.asarray(labels)))
+    predicted, true = map(np.concatenate, zip(*answers, strict=True))
     guess = max(true.mean(), 1 - true.mean())
-    print(f"accuracy {(said == true).mean():.1%} on new images; {guess:.1%} by a constant answer")
+    print(f"accuracy {(predicted == true).mean():.1%} on new images; {guess:.1%} by a constant answer")
 
 
 if __name__ == "__main__":

@@ -62,10 +62,10 @@ def text_images(
 def contains(text: Any, word: str) -> Any:
     """Whether a line of each text contains the word: bool [count]."""
     starts = text.shape[-1] - len(word) + 1
-    found = text[..., :starts] == ALPHABET.index(word[0])
+    matches = text[..., :starts] == ALPHABET.index(word[0])
     for place, letter in enumerate(word[1:], 1):
-        found = found & (text[..., place : place + starts] == ALPHABET.index(letter))
-    return found.any((-2, -1))
+        matches = matches & (text[..., place : place + starts] == ALPHABET.index(letter))
+    return matches.any((-2, -1))
 
 
 def write_text(root: Path, count: int, *, seed: int = 0, word: str = WORD, workers: int | None = None) -> int:

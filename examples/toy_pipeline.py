@@ -224,9 +224,9 @@ def simulated_seconds(batch_size: int, workers: int) -> float:
 
 def steps_per_second(variant: str, result: Diagnosis) -> dict[str, float]:
     """The table's lines from the diagnosis of a variant; without a copy, the line of the copy is the step alone."""
-    found = {rung.stage: rung.time.per_second for rung in result.rungs}
-    found |= {"storage": result.full.per_second, "copy": found.get("copy", result.step.per_second)}
-    return {line: found[stage] for line, stage in LINES[variant].items()}
+    rates = {rung.stage: rung.time.per_second for rung in result.rungs}
+    rates |= {"storage": result.full.per_second, "copy": rates.get("copy", result.step.per_second)}
+    return {line: rates[stage] for line, stage in LINES[variant].items()}
 
 
 def main() -> None:
@@ -243,18 +243,18 @@ def main() -> None:
     else:
         how["simulate_step"] = simulated_seconds(arguments.batch_size, arguments.workers)
 
-    ours: dict[str, float] = {}
+    measured: dict[str, float] = {}
     culprits = []
     for variant in VARIANTS:
         loader = make_loader(variant, arguments.batch_size, arguments.workers, pin_memory=bool(arguments.train))
         result = packer.diagnose(loader, **how)
         print(f"--- {variant}", *diagnosis_lines(result), *verdict_lines(result), "", sep="\n", flush=True)
-        ours |= steps_per_second(variant, result)
+        measured |= steps_per_second(variant, result)
         culprits.append(result.culprit or "none")
 
     print(f"{'':28s}{'article':>10s}{'here':>10s}   share of the step alone")
-    for line, steps in ours.items():
-        of_step = f"{ARTICLE[line] / ARTICLE['the step alone']:10.0%}{steps / ours['the step alone']:10.0%}"
+    for line, steps in measured.items():
+        of_step = f"{ARTICLE[line] / ARTICLE['the step alone']:10.0%}{steps / measured['the step alone']:10.0%}"
         print(f"{line:28s}{ARTICLE[line]:10.2f}{steps:10.2f}{of_step}")
     print("culprits:", ", ".join(culprits))
 

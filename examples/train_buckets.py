@@ -42,8 +42,8 @@ def main() -> None:
             shapes.add(tuple(images.shape[2:]))
             noise, share = torch.randn_like(images), torch.rand(len(images), 1, 1, 1)
             noisy = (1 - share) * images + share * noise
-            found = model(torch.cat((noisy, share.expand_as(images[:, :1])), 1))
-            loss = nn.functional.mse_loss(found, noise)
+            predicted = model(torch.cat((noisy, share.expand_as(images[:, :1])), 1))
+            loss = nn.functional.mse_loss(predicted, noise)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

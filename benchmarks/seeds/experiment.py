@@ -122,8 +122,8 @@ class Experiment:
         for claim in self.table.get("claims", ()):
             row, over = claim["row"], claim["over"]
             if (times := ratio(results, row, over, claim["key"])) is not None:
-                said = f"; there {there[row] / there[over]:.2f}" if {row, over} <= there.keys() else ""
-                yield Check(claim["what"], f"{times:.2f} times{said}", times >= claim["least"])
+                reference = f"; there {there[row] / there[over]:.2f}" if {row, over} <= there.keys() else ""
+                yield Check(claim["what"], f"{times:.2f} times{reference}", times >= claim["least"])
         yield from self.claims(results, arguments)
 
 
@@ -196,9 +196,9 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def main(experiment: Experiment, options: argparse.ArgumentParser) -> None:
     """Check, measure, and write the page; in the process of a row, run only that row."""
     sizes = experiment.table.get("sizes", {})
-    for name, (small, usual, what) in sizes.items():
+    for name, (small, usual, text) in sizes.items():
         kind = type(usual)
-        options.add_argument(f"--{name}", type=kind, metavar="N", help=f"{what} ({usual:,}; with --smoke {small:,})")
+        options.add_argument(f"--{name}", type=kind, metavar="N", help=f"{text} ({usual:,}; with --smoke {small:,})")
     arguments = options.parse_args()
     for name, (small, usual, _) in sizes.items():
         if getattr(arguments, name) is None:

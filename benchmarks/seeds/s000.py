@@ -223,9 +223,9 @@ def compare(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_pixels(name: str, run: dict[str, Any], count: int) -> Check:
-    what = f"{name}: every sample once, with its label, as Pillow makes it or mirrored"
+    promise = f"{name}: every sample once, with its label, as Pillow makes it or mirrored"
     if "error" in run:
-        return Check(what, str(run["error"]), False)
+        return Check(promise, str(run["error"]), False)
     bound = CONTENDERS[name].options["bound"]
     text = (
         f"{run['right']} of {count}, {run['flipped']:.0%} mirrored; {run['mean']:.2f} of 255 from Pillow's on average, "
@@ -233,7 +233,7 @@ def _check_pixels(name: str, run: dict[str, Any], count: int) -> Check:
     )
     even = abs(run["flipped"] - 0.5) < 5 * 0.5 / math.sqrt(count)
     # Even in Pillow's rows, values are converted to float32 and back.
-    return Check(what, text, run["images"] == run["right"] == count and even and run["worst"] <= bound + 1e-3)
+    return Check(promise, text, run["images"] == run["right"] == count and even and run["worst"] <= bound + 1e-3)
 
 
 def _check_order(ran: dict[str, dict[str, Any]], count: int, job: Job) -> Iterator[Check]:
@@ -243,8 +243,8 @@ def _check_order(ran: dict[str, dict[str, Any]], count: int, job: Job) -> Iterat
     due = systems.digest(Shuffled(count, job.seed).indices(0, np.arange(count)))
     ordered = [name for name in ran if CONTENDERS[name].options.get("ordered")]
     others = [name for name in ordered if ran[name]["order"] != due]
-    what = f"in the same order, the same images in all {count // job.batch} batches, up to the flips"
-    yield Check(what, f"not in {'; '.join(others)}" if others else "; ".join(ordered), not others)
+    promise = f"in the same order, the same images in all {count // job.batch} batches, up to the flips"
+    yield Check(promise, f"not in {'; '.join(others)}" if others else "; ".join(ordered), not others)
     drawn = [name for name in ordered if CONTENDERS[name].options.get("draws")]
     if drawn:
         same = len({ran[name]["flips"] for name in drawn}) == 1
@@ -295,9 +295,9 @@ def _train_rate(batches: Iterator[Any], arguments: argparse.Namespace) -> dict[s
         learner.learn(torch.as_tensor(next(batches)[0]))
     count, waited, started = 0, 0.0, time.perf_counter()
     while count < arguments.n:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         batch = torch.as_tensor(next(batches)[0])
-        waited += time.perf_counter() - asked
+        waited += time.perf_counter() - requested
         learner.learn(batch)  # returns the loss, so it waits for the end of the step
         count += len(batch)
     seconds = time.perf_counter() - started
@@ -387,13 +387,15 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
         f"the means of {arguments.trainings} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}"
     )
     yield Check("a model trained on our batches has the same loss", text, apart <= spread)
-    theirs, ours, (fault,) = (np.load(_features_of(arguments, name)) for name in (*names, FAULT))
-    loaders = mean(frechet_distance(a, b) for a, b in zip(theirs, ours, strict=True))
-    seeds = [frechet_distance(some[i], some[j]) for some in (theirs, ours) for i in range(len(some)) for j in range(i)]
+    baseline, loader, (fault,) = (np.load(_features_of(arguments, name)) for name in (*names, FAULT))
+    loaders = mean(frechet_distance(a, b) for a, b in zip(baseline, loader, strict=True))
+    seeds = [
+        frechet_distance(some[i], some[j]) for some in (baseline, loader) for i in range(len(some)) for j in range(i)
+    ]
     yield Check(
         "it draws the same images: their Fréchet distance is no larger than from seed to seed",
         f"between the loaders with a seed {loaders:.3g}, from seed to seed {min(seeds):.3g} to {max(seeds):.3g}; "
-        f"with a fault, values from 0 to 1, {frechet_distance(theirs[0], fault):.3g}",
+        f"with a fault, values from 0 to 1, {frechet_distance(baseline[0], fault):.3g}",
         loaders <= max(seeds),
     )
 

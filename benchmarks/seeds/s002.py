@@ -187,20 +187,22 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
     sizes = np.array([(image.height, image.width) for image in files])
     plan = Recipe(ops(load), compose=True).plan(1, 0, np.arange(count), sizes[:, 0], sizes[:, 1])
     steps = {len(made.first.steps) for made in plan.jobs()}
-    what = f"load {load}: ours moves the pixels of an image once, by one map of all flips and turns"
-    yield Check(what, f"steps of an image: {steps}", steps == {1})
+    promise = f"load {load}: ours moves the pixels of an image once, by one map of all flips and turns"
+    yield Check(promise, f"steps of an image: {steps}", steps == {1})
     for bilinear, name in {True: OURS, False: OURS_NEAREST}.items():
-        ours, bound = _pixels(CONTENDERS[name].function(job), job, count), _LARGEST["map"]
-        pairs = zip(ours, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
+        pixels, bound = _pixels(CONTENDERS[name].function(job), job, count), _LARGEST["map"]
+        pairs = zip(pixels, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
         apart = float(np.mean([np.abs(a - np.asarray(b, np.float32)).mean() for a, b in pairs]))
         how = "bilinear" if bilinear else "nearest pixel"
-        what = f"load {load}: ours against one Image.transform by Pillow with the same draws, {how}"
-        yield Check(what, f"{apart:.2f} of 255 on average", apart < bound)
+        promise = f"load {load}: ours against one Image.transform by Pillow with the same draws, {how}"
+        yield Check(promise, f"{apart:.2f} of 255 on average", apart < bound)
     if systems.installed(CONTENDERS[DALI_LOADER].imports):
-        exact, theirs = image_loader(job, compose="exact"), CONTENDERS[DALI_LOADER].function(job)
-        apart = float(np.abs(_pixels(exact, job, count) - _pixels(theirs, job, count)).mean())
-        what = f"load {load}: ImageLoader, op by op, against DaliLoader, both with their own draws, which are the same"
-        yield Check(what, f"{apart:.2f} of 255 on average", apart < _LARGEST["dali"])
+        exact, by_dali = image_loader(job, compose="exact"), CONTENDERS[DALI_LOADER].function(job)
+        apart = float(np.abs(_pixels(exact, job, count) - _pixels(by_dali, job, count)).mean())
+        promise = (
+            f"load {load}: ImageLoader, op by op, against DaliLoader, both with their own draws, which are the same"
+        )
+        yield Check(promise, f"{apart:.2f} of 255 on average", apart < _LARGEST["dali"])
 
 
 def _by_plan(image: Any, plan: Any, number: int, bilinear: bool) -> Any:
@@ -299,13 +301,13 @@ def _watch(batches: Iterable[Any], step: Step, seconds: float, path: Path) -> di
     """Percentiles of utilisation during a loop, in per cent: "cpu_p95", "step_p95", and with a GPU "gpu_p95"; "step" is
     the share of the time since the last sample in which a step was running."""
     total, began = 0.0, 0.0
-    asked, seen = time.perf_counter(), 0.0
+    sampled, seen = time.perf_counter(), 0.0
 
     def share() -> float:
-        nonlocal asked, seen
+        nonlocal sampled, seen
         now = time.perf_counter()
         done = total + (now - began if began else 0.0)
-        value, asked, seen = (done - seen) / max(1e-9, now - asked), now, done
+        value, sampled, seen = (done - seen) / max(1e-9, now - sampled), now, done
         return min(1.0, max(0.0, value))
 
     path.unlink(missing_ok=True)
@@ -338,7 +340,7 @@ def _gains(results: Results, name: str, other: str, model: str, some: tuple[int,
 
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     some = loads(arguments)
-    for name, other, what in (
+    for name, other, comparison in (
         (OURS_NEAREST, PYTORCH, "ours over PyTorch, where both take the nearest pixel,"),
         (OURS, PYTORCH_LINEAR, "ours over PyTorch, where both turn bilinearly,"),
         (OURS_GPU, PYTORCH, "ours on the GPU over PyTorch"),
@@ -350,11 +352,13 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
         # Gains that differ by less than three per cent count as the same.
         rises = all(row[-1] >= row[0] - 3 for row in gains.values()) and gains[FIRST][-1] > gains[FIRST][0]
         text = "; ".join(f"{model} {', '.join(f'{gain:.0f}' for gain in row)} %" for model, row in gains.items())
-        yield Check(f"the gain of {what} rises with the load", f"loads {', '.join(map(str, some))}: {text}", rises)
+        yield Check(
+            f"the gain of {comparison} rises with the load", f"loads {', '.join(map(str, some))}: {text}", rises
+        )
         last = [row[-1] for row in gains.values()]
         falls = all(b <= a + 3 for a, b in itertools.pairwise(last)) and last[-1] < last[0]
         text = ", ".join(f"{gain:.0f}" for gain in last)
-        yield Check(f"the gain of {what} falls with the model", f"load {some[-1]}: {text} %", falls)
+        yield Check(f"the gain of {comparison} falls with the model", f"load {some[-1]}: {text} %", falls)
 
 
 def sections(arguments: argparse.Namespace) -> Iterator[Section]:
@@ -367,8 +371,8 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
         name = slug(model.lower())
         yield Section(name, f"Steps of a training job, {model}", columns, base=PYTORCH, text=text, charted=len(some))
     columns = tuple(
-        Column(f"{key} {load}", f"load {load}: {what}", "{:.2f}")
-        for key, what in (("cpu", "CPU ms an image"), ("alone", "ms a batch"))
+        Column(f"{key} {load}", f"load {load}: {heading}", "{:.2f}")
+        for key, heading in (("cpu", "CPU ms an image"), ("alone", "ms a batch"))
         for load in some
     )
     yield Section("cpu", "The loaders by themselves", columns, base=PYTORCH, charted=len(some))

@@ -275,7 +275,7 @@ def rank(packed: str, mode: str, batch: int, seconds: float) -> None:
             result = count / taken
         everything = world.gather(result)
         if everything is not None:
-            all_of_them = [one for part in everything for one in part] if mode == "check" else sum(everything)
+            all_of_them = [item for part in everything for item in part] if mode == "check" else sum(everything)
             print(json.dumps(all_of_them if mode == "check" else {"images_s": all_of_them}))
         world.Barrier()
 
@@ -583,16 +583,16 @@ def _same_pixels(job: Job, references: Any) -> Iterator[Check]:
             yield Check(f"pixels and labels, {name}", text, same and (floats or not run["flipped"]))
 
 
-def _compared(what: str, items: list[Any], expected: list[Any]) -> Check:
+def _compared(promise: str, items: list[Any], expected: list[Any]) -> Check:
     right = (Counter(items) & Counter(expected)).total()
-    return Check(what, f"{right:,} of {len(expected):,} the same", items == expected)
+    return Check(promise, f"{right:,} of {len(expected):,} the same", items == expected)
 
 
 def _same_drawing() -> Check:
     """Check that images made on the device equal the images of the files."""
-    what = "images drawn by NumPy and by JAX from the same bytes"
+    promise = "images drawn by NumPy and by JAX from the same bytes"
     if not systems.installed(["jax.numpy"]):
-        return Check(what, "not compared: jax is not installed", True)
+        return Check(promise, "not compared: jax is not installed", True)
     import jax.numpy as jnp
 
     text, results = example("make_text"), []
@@ -605,7 +605,7 @@ def _same_drawing() -> Check:
         results.append((np.asarray(made).astype(int), np.asarray(read)))
     (pixels, letters), (others, read) = results
     most = int(abs(pixels - others).max())
-    return Check(what, f"at most {most} of 255 apart", most <= 1 and bool((letters == read).all()))
+    return Check(promise, f"at most {most} of 255 apart", most <= 1 and bool((letters == read).all()))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -613,13 +613,13 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     """The claims for rows in JAX, if JAX has a GPU or TPU."""
     there = EXPERIMENT.table["there"]
     on_device = any(run.get("jax") not in (None, "cpu") for run in results.get(MADE, ()))
-    for what, row in (
+    for promise, row in (
         ("images are made on the device faster than they are read and decoded", MADE),
         ("training on images made on the device is faster than reading and decoding", TRAINED),
     ):
         times = ratio(results, row, FILES, "images_s")
         if times is not None and on_device:
-            yield Check(what, f"{times:.2f} times; there {there[row] / there[FILES]:.2f}", times > 1)
+            yield Check(promise, f"{times:.2f} times; there {there[row] / there[FILES]:.2f}", times > 1)
 
 
 EXPERIMENT = Experiment.read(

@@ -235,8 +235,8 @@ def tfrecord(job: Job) -> Batches:
     class Records(IterableDataset):
         def __iter__(self) -> Any:
             worker = get_worker_info()
-            mine = shards[worker.id :: worker.num_workers]
-            records = itertools.chain.from_iterable(tfrecord_loader(shard, None, features) for shard in mine)
+            own_shards = shards[worker.id :: worker.num_workers]
+            records = itertools.chain.from_iterable(tfrecord_loader(shard, None, features) for shard in own_shards)
             return map(finish, shuffle_iterator(records, _SHUFFLED) if job.is_random else records)
 
     workers = {"num_workers": job.workers, "persistent_workers": True}
@@ -352,9 +352,9 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
             _check_labels(labels, job, chosen.options["exact"])
             wait_s, started = 0.0, time.perf_counter()
             for _ in range(count):
-                asked = time.perf_counter()
+                requested = time.perf_counter()
                 batch = next(batches)
-                wait_s += time.perf_counter() - asked
+                wait_s += time.perf_counter() - requested
                 step(*batch)
             epoch_s = time.perf_counter() - started
             each = {"batch_ms": 1e3 * job.batch / loading["images_s"], "cpu_us": loading["cpu_us"]}
@@ -375,9 +375,9 @@ def load_epoch(batches: Iterator[Any], count: int) -> tuple[dict[str, float], li
 
 def _check_labels(labels: list[int], job: Job, exact: bool) -> None:
     """Raise ValueError if the labels of an epoch differ from the tree's."""
-    found, expected = Counter(labels), Counter(label for _, label in job.items)
-    if found != expected if exact else (len(labels) != len(job.items) or not found.keys() <= expected.keys()):
-        raise ValueError(f"an epoch has the labels {dict(found)}, the tree {dict(expected)}")
+    counts, expected = Counter(labels), Counter(label for _, label in job.items)
+    if counts != expected if exact else (len(labels) != len(job.items) or not counts.keys() <= expected.keys()):
+        raise ValueError(f"an epoch has the labels {dict(counts)}, the tree {dict(expected)}")
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -390,13 +390,13 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
     ran = compared(EXPERIMENT, arguments, RESNET)
     for name, run in ran.items():
         largest, mean = next(bound for begin, bound in BOUNDS.items() if name.startswith(begin))
-        what = f"{name}: each sample once, under its label; resize and middle against Pillow"
+        promise = f"{name}: each sample once, under its label; resize and middle against Pillow"
         text = str(run.get("error") or f"at most {run['largest']:.2g} of 255, {run['mean']:.2g} on average")
         # Values were normalised in float32, and converted back.
         good = (
             "error" not in run and run["complete"] and run["largest"] <= largest + 1e-3 and run["mean"] <= mean + 1e-3
         )
-        yield Check(what, f"{text} (bounds {largest:g} and {mean:g})", good)
+        yield Check(promise, f"{text} (bounds {largest:g} and {mean:g})", good)
     if {DALI_LOADER, LOADER} <= ran.keys():
         for task, load in itertools.product(arguments.task, LOADS):
             yield _same_draws(arguments, task, load)
@@ -469,12 +469,12 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     extensive = _less(results, (DALI_FILES, LOADER, DALI_LOADER), task, EXTENSIVE)
     text = "; ".join(f"{row}: {_change(less)}" for row, less in extensive.items())
     if DALI_FILES in extensive:
-        what = f"DALI shortens an epoch with extensive augmentation by {gain:.0%}, to the time of the steps"
-        yield Check(what, f"{text}; on the CPU", extensive[DALI_FILES] >= gain - 0.05)
+        promise = f"DALI shortens an epoch with extensive augmentation by {gain:.0%}, to the time of the steps"
+        yield Check(promise, f"{text}; on the CPU", extensive[DALI_FILES] >= gain - 0.05)
     if few := _less(results, (HDF5, PIXELS), task, FEW):
         text = "; ".join(f"{row}: {_change(less)}" for row, less in few.items())
-        what = f"a dedicated reader alone shortens an epoch by about {1 - FAST / READER_SLOW:.0%}"
-        yield Check(what, f"{text}; few, warm page cache", max(few.values()) >= 0.23)
+        promise = f"a dedicated reader alone shortens an epoch by about {1 - FAST / READER_SLOW:.0%}"
+        yield Check(promise, f"{text}; few, warm page cache", max(few.values()) >= 0.23)
     times = [ratio(results, FILES, DALI_FILES, f"{task} {load} batch_ms") for load in LOADS]
     if times[0] is not None and times[1] is not None:
         text = f"loading {times[0]:.2f} times few, {times[1]:.2f} extensive, on the CPU"

@@ -27,8 +27,8 @@ BATCH = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("set"), parser.add_argument("--steps", type=int), parser.add_argument("--checkpoint", type=Path)
-    given = parser.parse_args()
-    reader = readers.open(given.set)
+    args = parser.parse_args()
+    reader = readers.open(args.set)
     fields = {"image": "image", "label": "label", "index": "index"}
     dataset = ImageDataset(reader, [RandomResizedCrop(32), RandomHorizontalFlip()], fields=fields)
     sampler = EpochSampler(Shuffled(len(reader), seed=1), dataset)
@@ -36,10 +36,10 @@ def main() -> None:
     torch.manual_seed(1)
     model = DenseNet(2, 3, len(reader.classes), init_features=8, growth_rate=4, block_config=(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    if given.checkpoint.exists():
-        state = torch.load(given.checkpoint)
+    if args.checkpoint.exists():
+        state = torch.load(args.checkpoint)
         model.load_state_dict(state["model"]), sampler.load_state_dict(state["data"])
-    done, steps = 0, given.steps
+    done, steps = 0, args.steps
     while steps:
         done = 0
         for batch in loader:
@@ -50,7 +50,7 @@ def main() -> None:
             if not steps:
                 break
     state = {"model": model.state_dict(), "data": sampler.state_after(done)}  # the loader has read ahead
-    torch.save(state, given.checkpoint)
+    torch.save(state, args.checkpoint)
 
 
 if __name__ == "__main__":

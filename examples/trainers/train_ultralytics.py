@@ -46,9 +46,9 @@ class PackedTrainer(ClassificationTrainer):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("set"), parser.add_argument("--epochs", type=int), parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    last = given.output.resolve() / "run/weights/last.pt"
-    own = {"data": given.set, "epochs": given.epochs, "project": str(given.output.resolve()), "name": "run"}
+    args = parser.parse_args()
+    last = args.output.resolve() / "run/weights/last.pt"
+    own = {"data": args.set, "epochs": args.epochs, "project": str(args.output.resolve()), "name": "run"}
     own |= {"imgsz": 32, "batch": 4, "plots": False, "amp": False, "exist_ok": True, "device": "cpu"}
     trainer = PackedTrainer(overrides={"model": "yolo11n-cls.yaml", "resume": last.exists() and str(last), **own})
     trainer.add_callback("on_train_epoch_start", lambda trainer: trainer.train_loader.set_epoch(trainer.epoch))

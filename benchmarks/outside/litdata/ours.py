@@ -56,21 +56,21 @@ def stream(ours: bool = False) -> None:
 
 def main(images: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        train, lit, ours, cache = (Path(folder) / name for name in ("train", "lit", "ours", "cache"))
+        train, lit, packed, cache = (Path(folder) / name for name in ("train", "lit", "ours", "cache"))
         train.symlink_to(images)
         resize = ("--resize", "--resize_size", 256, "--write_mode", "jpeg", "--quality", 90, "--num_workers", 2)
-        *_, theirs = script("optimize", "--input_dir", f"{train}/", "--output_dir", lit, *resize)
+        *_, other = script("optimize", "--input_dir", f"{train}/", "--output_dir", lit, *resize)
         options = ["--to", "hdf5", "--max-side", "256", "--reencode", "jpeg", "--quality", "90", "--workers", "2"]
         start = time.perf_counter()
-        subprocess.run([f"{sys.prefix}/bin/packer", "convert", images, "-o", ours, *options], check=True)
+        subprocess.run([f"{sys.prefix}/bin/packer", "convert", images, "-o", packed, *options], check=True)
         seconds = time.perf_counter() - start
-        print(f"| LitData's optimize | s | {seconds:.1f} | {theirs:.1f} | {seconds / theirs:.2f} |")
+        print(f"| LitData's optimize | s | {seconds:.1f} | {other:.1f} | {seconds / other:.2f} |")
         rates = [
             script(name, "--input_dir", root, "--cache_dir", cache, "--num_workers", 2)
-            for name, root in (("stream", lit), ("ours", ours))
+            for name, root in (("stream", lit), ("ours", packed))
         ]
-        for epoch, (theirs, rate) in enumerate(zip(*rates, strict=True), 1):
-            print(f"| LitData's stream | images/s, epoch {epoch} | {rate:,.0f} | {theirs:,.0f} | {rate / theirs:.2f} |")
+        for epoch, (other, rate) in enumerate(zip(*rates, strict=True), 1):
+            print(f"| LitData's stream | images/s, epoch {epoch} | {rate:,.0f} | {other:,.0f} | {rate / other:.2f} |")
 
 
 if __name__ == "__main__":
