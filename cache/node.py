@@ -157,11 +157,11 @@ def cgroup_folders(
         if len(parts) != 3:
             continue
         _, mounted, path = parts
-        wanted = [name for name in controllers if name in mounted.split(",")]
+        matching = [name for name in controllers if name in mounted.split(",")]
         if mounted == "":
             base = root
-        elif wanted:
-            base = root / wanted[0]
+        elif matching:
+            base = root / matching[0]
         else:
             continue
         folder = base / path.lstrip("/")

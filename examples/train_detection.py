@@ -25,7 +25,7 @@ def network(outputs: int) -> nn.Module:
 
 
 def loss_of(outputs: torch.Tensor, boxes: list[torch.Tensor], labels: list[torch.Tensor]) -> torch.Tensor:
-    """outputs: scores of classes, then x0, y0, x1, y1 from the middle of each cell, in cells, [n, classes + 4, h, w]."""
+    """outputs: [n, classes + 4, h, w], scores of classes, then x0, y0, x1, y1 in cells from the middle of a cell."""
     classes, targets = outputs.shape[1] - 4, torch.zeros_like(outputs[:, :-4])
     image = torch.cat([torch.full((len(some),), n) for n, some in enumerate(boxes)])
     corners, kind = torch.cat(boxes) / CELL, torch.cat(labels)

@@ -394,7 +394,7 @@ def _examples(info: DatasetInfo) -> Iterator[str]:
             "shards": _shards(info, part),
             "imports": _imports(part),
             "imports_of_all": imports_of_all or _IMPORTS.removeprefix("import json\n") * bool(class_names),
-            "files": ", ".join(f"{_text(name)}: {_shards(info, one)}" for name, one in parts.items()),
+            "files": ", ".join(f"{_text(name)}: {_shards(info, entry)}" for name, entry in parts.items()),
             "variable": _text(next(iter(parts))),
             "names": class_names,
             "name": f'names[sample["cls"]{offset}]' if class_names else f'sample["cls"]{offset}',

@@ -99,9 +99,9 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         raise BadSampleError(f"{type(value).__name__} is not an array: {error}") from error
 
 
-def _as_floats(values: npt.NDArray[Any], what: str) -> npt.NDArray[np.float32]:
+def _as_floats(values: npt.NDArray[Any], subject: str) -> npt.NDArray[np.float32]:
     if values.dtype.kind not in "iuf":
-        raise BadSampleError(f"{what} are numbers, not {values.dtype}")
+        raise BadSampleError(f"{subject} are numbers, not {values.dtype}")
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 

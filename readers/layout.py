@@ -160,12 +160,12 @@ def _fitting(part: str) -> str:
     return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
 
 
-def _plain(text: str, what: str) -> str:
+def _plain(text: str, noun: str) -> str:
     """Return `text` if it can be part of a file name, an option and a line of text. Raises BadNameError."""
     good = bool(text) and text[0] != "." and text.isprintable() and not _FORBIDDEN & set(text)
     if not good or len(text.encode()) > _MAX_NAME_BYTES:
         raise BadNameError(
-            f"{text[:80]!r} cannot be the name of {what}: take up to {_MAX_NAME_BYTES} bytes of letters, digits, "
+            f"{text[:80]!r} cannot be the name of {noun}: take up to {_MAX_NAME_BYTES} bytes of letters, digits, "
             f"'_', '-' and '.', with no '.' in front, and no blank or slash"
         )
     return text
@@ -325,7 +325,7 @@ class DatasetInfo:
         for name in ("edited", "separate"):
             content[name] = getattr(self, name)
         for name in ("history", "retired"):
-            content[name] = [asdict(one) for one in getattr(self, name)]
+            content[name] = [asdict(entry) for entry in getattr(self, name)]
         content["documents"] = [name for name in DOCUMENTS if name in self.documents]
         later = ("edited", "separate", "history", "retired", "documents")
         known = {name: value for name, value in content.items() if value or name not in later}
@@ -523,7 +523,7 @@ class _Object:
     def names(self, name: str, known: Iterable[str], message: str) -> list[str]:
         """A list of names, all of them in `known`; empty if it is missing."""
         names = self.items(name)
-        unknown = [one for one in names if not isinstance(one, str) or one not in known]
+        unknown = [entry for entry in names if not isinstance(entry, str) or entry not in known]
         if unknown:
             raise DatasetError(f"{self.where}: {name} names {unknown[0]!r:.80}, {message.format(', '.join(known))}")
         return names

@@ -146,7 +146,9 @@ class _Collector:
 
     def __init__(self, watched: Watched) -> None:
         loaders = watched if isinstance(watched, Mapping) else {"train": watched}
-        self._meters = {name: one if isinstance(one, Meter) else Meter(one) for name, one in loaders.items()}
+        self._meters = {
+            name: loader if isinstance(loader, Meter) else Meter(loader) for name, loader in loaders.items()
+        }
 
     def collect(self) -> Iterable[Any]:
         core = _client().core

@@ -212,9 +212,9 @@ class Replay:
         from readers.torch import Place
 
         others = feed.others(stretch.epoch, positions).tolist()
-        given = zip(rows.tolist(), positions.tolist(), others, strict=True)
+        drawn = zip(rows.tolist(), positions.tolist(), others, strict=True)
         dataset = self._dataset()
-        places = [Place(row, feed.seed, stretch.epoch, position, instead) for row, position, instead in given]
+        places = [Place(row, feed.seed, stretch.epoch, position, instead) for row, position, instead in drawn]
         return dataset.collate(dataset.__getitems__(places))
 
     def pictures(
@@ -240,12 +240,12 @@ class Replay:
         sample adds nothing to the list. Raises UnknownNameError for an unknown key.
         """
         row = self._feed.reader.table.find(key)
-        wanted = range(self.run[0].epoch, self.start.epoch + 1) if epochs is None else sorted({*epochs})
+        chosen = range(self.run[0].epoch, self.start.epoch + 1) if epochs is None else sorted({*epochs})
         made: list[Appearance] = []
         for stretch in self._stretches():
-            if stretch.segment is self.run[-1] and (not wanted or stretch.epoch > wanted[-1]):
+            if stretch.segment is self.run[-1] and (not chosen or stretch.epoch > chosen[-1]):
                 break
-            if stretch.epoch in wanted and stretch.steps:
+            if stretch.epoch in chosen and stretch.steps:
                 made += self._appearances(stretch, row)
         return made
 
@@ -253,7 +253,12 @@ class Replay:
         """The record of the run, the position, the seed and the ops, as a dictionary for JSON."""
         where = {"seed": self.seed, "epoch": self.start.epoch, "cursor": self.start.cursor, "done": self.done}
         ops = [list(map(repr, of_view)) for of_view in self.ops]
-        return {**where, "run": [one._asdict() for one in self.run], "ops": ops, "without_draws": self.without_draws}
+        return {
+            **where,
+            "run": [segment._asdict() for segment in self.run],
+            "ops": ops,
+            "without_draws": self.without_draws,
+        }
 
     # --- inside ---------------------------------------------------------------------------------------------------
     def _stretches(self) -> Iterator[_Stretch]:
@@ -323,8 +328,8 @@ class Replay:
 
     def _make(self, stretch: _Stretch, index: int, rank: int | None) -> ReplayedStep:
         segment, samples = stretch.segment, list[ReplayedSample]()
-        for one in range(segment.world_size) if rank is None else (rank,):
-            samples += self._samples(stretch.epoch, one, *self._rows(stretch, index, one))
+        for member in range(segment.world_size) if rank is None else (rank,):
+            samples += self._samples(stretch.epoch, member, *self._rows(stretch, index, member))
         step = None if stretch.step < 0 else stretch.step + index
         return ReplayedStep(
             step,
@@ -559,30 +564,30 @@ def find_states(
     Raises UnknownNameError if there is no state, and ResumeError for a file that cannot be read.
     """
     if isinstance(source, Mapping):
-        found, problems = dict(_walk(source, "")), []
+        states, problems = dict(_walk(source, "")), []
         source = "the mapping"
     else:
         path = Path(source)
         files = (
             sorted(path.iterdir(), key=lambda file: (file.suffix != ".json", file.name)) if path.is_dir() else [path]
         )
-        found, problems = {}, list[str]()
+        states, problems = {}, list[str]()
         for file in files:
             if file != path and (file.suffix not in (".json", *_TORCH) or not file.is_file()):
                 continue
-            if found and file.suffix != ".json":
+            if states and file.suffix != ".json":
                 break  # a JSON file had the state, so large files of torch need not be loaded
             try:
-                found |= dict(_walk(_content(file), "" if file == path else file.name))
+                states |= dict(_walk(_content(file), "" if file == path else file.name))
             except ResumeError as error:
                 problems.append(str(error))
         if path.is_dir() and (path / ".metadata").exists():
             problems.append("torch.distributed.checkpoint wrote pickles, which are not executed")
-    named = {key: state for key, state in found.items() if (name or "") in key}
+    named = {key: state for key, state in states.items() if (name or "") in key}
     if named:
         return named
-    if found:
-        raise UnknownNameError(f"{source}: no state has {name!r} in its name: there are {', '.join(found)}")
+    if states:
+        raise UnknownNameError(f"{source}: no state has {name!r} in its name: there are {', '.join(states)}")
     if problems:
         raise ResumeError(f"{source}: no state is found; {'; '.join(problems[:3])}; {_INSTEAD}")
     raise UnknownNameError(f"{source}: has no state of a loader, sampler or stream of readers; {_INSTEAD}")

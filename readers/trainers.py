@@ -219,16 +219,16 @@ def calling_package() -> str:
     return ""
 
 
-def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
-    """Raise TrainerError if a framework sets epoch `wanted` after a state in epoch `loaded` was loaded.
+def check_epoch(begun: int, loaded: int | None, trainer: str = "") -> None:
+    """Raise TrainerError if a framework sets epoch `begun` after a state in epoch `loaded` was loaded.
 
     Such a framework counts from 0 again and ignores the state.
     """
     name = trainer or _FRAMEWORKS.get(calling_package(), "")
-    if loaded is None or wanted == loaded or not name:
+    if loaded is None or begun == loaded or not name:
         return
     raise TrainerError(
-        f"{name} begins epoch {wanted}, but the loaded state is in epoch {loaded}: samples would be repeated; set the "
+        f"{name} begins epoch {begun}, but the loaded state is in epoch {loaded}: samples would be repeated; set the "
         f"position of training with  {_LINES[name].format(epoch=loaded)}"
     )
 

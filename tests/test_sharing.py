@@ -203,7 +203,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
 
         def fail(made: Cluster, node: int, how: str) -> None:
             server, meeting = made.servers[node], next((tmp_path / "job").iterdir())
-            terms, ranges, url = server.terms, PayloadRanges(made.own[node]), ""
+            settings, ranges, url = server.settings, PayloadRanges(made.own[node]), ""
             if how == "gone":
                 server.close()
                 return
@@ -214,8 +214,8 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
                 (meeting / str(node)).unlink()
                 return
             else:
-                terms = replace(terms, prefix="0-0-0") if how == "another set" else terms
-                other = stack.enter_context(Server(Wrong(ranges, how), replace(terms, port=0)))
+                settings = replace(settings, prefix="0-0-0") if how == "another set" else settings
+                other = stack.enter_context(Server(Wrong(ranges, how), replace(settings, port=0)))
                 url = f"http://127.0.0.1:{other.port}"
             Rendezvous(meeting, made.nodes).publish(node, url)
 

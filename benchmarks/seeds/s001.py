@@ -219,8 +219,8 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
         yield Check(promise, ", ".join(named), tuple(named) == CULPRITS)
         yield Check(
             f"the transforms cost about half of the rate, reading about half of the rest{suffix}",
-            f"{shares['processed sample in memory']:.0%}, {shares[raw]:.0%}, {shares['as it is']:.0%} of the step alone; "
-            f"there 94 %, 50 %, 26 %",
+            f"{shares['processed sample in memory']:.0%}, {shares[raw]:.0%}, {shares['as it is']:.0%} of the step "
+            f"alone; there 94 %, 50 %, 26 %",
             shares["processed sample in memory"] > 1.5 * shares[raw] > 1.2 * 1.5 * shares["as it is"],
         )
         yield Check(

@@ -53,9 +53,9 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
-def _at_least_one(what: str, value: int | None, unit: str) -> None:
+def _at_least_one(subject: str, value: int | None, unit: str) -> None:
     if value is not None and value < 1:
-        raise ValueError(f"{what} must have at least 1 {unit}, not {value}")
+        raise ValueError(f"{subject} must have at least 1 {unit}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,10 +293,10 @@ class ConvertOptions:
 
 def refuse_others(options: Run | Shards, *taken: str) -> None:
     """Raise ValueError for an option that a call does not take."""
-    for one in fields(options):
-        if one.name not in taken and getattr(options, one.name) != one.default:
+    for option in fields(options):
+        if option.name not in taken and getattr(options, option.name) != option.default:
             kind = type(options).__name__
-            raise ValueError(f"{kind}({one.name}=…) has no meaning here; there are {', '.join(taken)}")
+            raise ValueError(f"{kind}({option.name}=…) has no meaning here; there are {', '.join(taken)}")
 
 
 # --- names of release 0.1, kept for one release ---------------------------------------------------------------------

@@ -91,12 +91,12 @@ def deal_groups(groups: Int64s, classes: Int64s, fractions: Sequence[float], see
     totals = np.bincount(of_class.reshape(-1), minlength=1)
     pairs, counts = np.unique(groups * len(totals) + of_class.reshape(-1), return_counts=True)
     starts = np.searchsorted(pairs, np.arange(len(sizes) + 1) * len(totals)).tolist()
-    dealt, asked = np.zeros((len(fractions), len(totals))), np.array(fractions)
+    dealt, targets = np.zeros((len(fractions), len(totals))), np.array(fractions)
     splits = np.empty(len(sizes), np.int64)
     for group in turn[np.argsort(-sizes[turn], kind="stable")].tolist():
         part = slice(starts[group], starts[group + 1])
         of, more = pairs[part] % len(totals), counts[part]
-        fill = ((dealt[:, of] + more) * (more / totals[of])).sum(axis=1) / asked
+        fill = ((dealt[:, of] + more) * (more / totals[of])).sum(axis=1) / targets
         splits[group] = chosen = int(fill.argmin())
         dealt[chosen, of] += more
     for split in range(len(fractions)):

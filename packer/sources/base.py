@@ -618,9 +618,9 @@ _DAMAGE = (
 
 @contextmanager
 def refusing(
-    where: object, what: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
+    where: object, problem: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
 ) -> Iterator[None]:
-    """Turn errors of reading damaged bytes into a packer error, "where: what: why". Other packer errors pass."""
+    """Turn errors of reading damaged bytes into a packer error, "where: problem: reason". Other packer errors pass."""
     try:
         yield
     except PackerError:
@@ -629,7 +629,7 @@ def refusing(
         reason = raised.strerror if isinstance(raised, OSError) and raised.strerror else f"{raised!s:.200}"
         if isinstance(raised, LookupError | TypeError | AttributeError):
             reason = f"{raised!r:.200}"
-        raise error(f"{where}: {what}: {reason}") from raised
+        raise error(f"{where}: {problem}: {reason}") from raised
 
 
 @contextmanager
@@ -642,9 +642,9 @@ def of_sample(where: object) -> Iterator[None]:
         raise error if str(error).startswith(f"{where}: ") else BadSampleError(f"{where}: {error}") from error
 
 
-def read_text(path: Path, max_bytes: int, what: str = "cannot be read as UTF-8 text") -> str:
+def read_text(path: Path, max_bytes: int, problem: str = "cannot be read as UTF-8 text") -> str:
     """The content of a small text file. Raises SourceError."""
-    with refusing(path, what):
+    with refusing(path, problem):
         return read_regular(path, max_bytes).decode()
 
 

@@ -224,12 +224,16 @@ def _extras() -> Iterator[Check]:
     except importlib.metadata.PackageNotFoundError:
         yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
         return
-    core = [one for one in requirements if one.marker is None]
+    core = [requirement for requirement in requirements if requirement.marker is None]
     by_extra = {
-        extra: [one for one in requirements if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
+        extra: [
+            requirement
+            for requirement in requirements
+            if requirement not in core and requirement.marker and requirement.marker.evaluate({"extra": extra})
+        ]
         for extra in sorted(set(names) - _NOT_SHOWN)
     }
-    packages = sorted({one.name for needs in by_extra.values() for one in needs})
+    packages = sorted({requirement.name for needs in by_extra.values() for requirement in needs})
     with ThreadPoolExecutor(max(1, usable_cpus())) as pool:
         versions = dict(zip(packages, pool.map(_imported, packages), strict=True))
     for extra, needs in by_extra.items():
@@ -259,15 +263,15 @@ def _codec() -> Check:
 
 def _extra(extra: str, needs: list[Requirement], versions: dict[str, str | Exception | None]) -> Check:
     about, install = f"[{extra}]", install_command(extra)
-    known = {one.name: versions[one.name] for one in needs}
+    known = {requirement.name: versions[requirement.name] for requirement in needs}
     broken = [f"{name}: {version}" for name, version in known.items() if isinstance(version, Exception)]
     missing = [name for name, version in known.items() if version is None]
     if broken:
         return Check(about, "problem", f"installed, but cannot be imported: {'; '.join(broken)}", install)
     if missing:
         return Check(about, "note", f"not installed: {', '.join(missing)}", install)
-    old = [f"{one.name} {known[one.name]} (needs {one.specifier})" for one in needs
-           if not one.specifier.contains(str(known[one.name]), prereleases=True)]  # fmt: skip
+    old = [f"{requirement.name} {known[requirement.name]} (needs {requirement.specifier})" for requirement in needs
+           if not requirement.specifier.contains(str(known[requirement.name]), prereleases=True)]  # fmt: skip
     if old:
         return Check(about, "problem", f"too old: {', '.join(old)}", install)
     return Check(about, "ok", ", ".join(f"{name} {version}" for name, version in known.items()))

@@ -438,13 +438,13 @@ class History:
         If only some nodes are simulated, every sample counts as read by some node from the second epoch on, because the
         samples that drop_last leaves out are unknown.
         """
-        wanted = nodes.astype(self._kind)
+        owners = nodes.astype(self._kind)
         seen, by_any = np.zeros((2, len(samples)), np.bool_)
         for before in self._epochs[:-1]:
             node = before[samples]
-            seen |= node == wanted
+            seen |= node == owners
             by_any |= (node != self._none) if self._is_whole else True
-        self._epochs[-1][samples] = wanted
+        self._epochs[-1][samples] = owners
         return seen, by_any
 
 

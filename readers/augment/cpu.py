@@ -472,8 +472,8 @@ def _stepped(image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: 
     resizes the box.
     """
     *some, (op, parameters) = steps
-    for one, values in some:
-        image = one.apply(image, (values,))
+    for applied, values in some:
+        image = applied.apply(image, (values,))
     if isinstance(op, Moved):
         return affine(image, (parameters,), op.sampling, box, fit)
     image = op.apply(image, (parameters,))

@@ -105,7 +105,10 @@ def _scans_of(frame: Frame) -> tuple[npt.NDArray[np.int64], tuple[tuple[bool, Hu
         row = [scan.start, scan.stop, scan.restart, scan.first, scan.last, scan.high, scan.low, len(scan.components)]
         for component, dc, ac in zip(scan.components, scan.dc, scan.ac, strict=True):
             kinds = (True, dc), (frame.is_progressive, ac)
-            row += [component, *(-1 if one is None else used.setdefault((raw, one), len(used)) for raw, one in kinds)]
+            row += [
+                component,
+                *(-1 if table is None else used.setdefault((raw, table), len(used)) for raw, table in kinds),
+            ]
         rows.append(row + [0] * (_SCAN_COLUMNS - len(row)))
     return np.array(rows, np.int64), tuple(used)
 

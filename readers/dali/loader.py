@@ -68,7 +68,7 @@ class FieldBatches:
             if (epoch, number) not in self._asked:
                 self._asked[epoch, number] = self._ask(source, epoch, *source.samples_of(epoch, number))
         positions, rows = source.samples_of(epoch, step)
-        values = [one for part in self._asked.pop((epoch, step)) for one in part.result()]
+        values = [item for part in self._asked.pop((epoch, step)) for item in part.result()]
         if returned is not None:
             kept = source.kept(epoch, step, returned)
             positions, rows, values = positions[kept], rows[kept], [values[i] for i in kept.tolist()]

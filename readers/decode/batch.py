@@ -157,7 +157,7 @@ class ListDecoder:
             self._check_device(error)
             results = self._halve(encoded, error)
         made = [self._picture(*row) for row in zip(results, headers, images, strict=True)]
-        refused = [one for one in made if isinstance(one, BadSampleError)]
+        refused = [result for result in made if isinstance(result, BadSampleError)]
         self._seen[""] += len(made) - len(refused)
         if refused:
             self._check_device(refused[0])
@@ -372,7 +372,7 @@ def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
             if _may_have(headers[row], frame, image):
                 on_device.append(row)
     decoded = decoder.decode([images[row] for row in on_device], [headers[row] for row in on_device])
-    results |= {row: one for row, one in zip(on_device, decoded, strict=True) if isinstance(one, Picture)}
+    results |= {row: picture for row, picture in zip(on_device, decoded, strict=True) if isinstance(picture, Picture)}
     others = [row for row in headers if row not in results]
     decoded = CpuDecoder(decoder.device).decode([images[row] for row in others], [headers[row] for row in others])
     results |= zip(others, decoded, strict=True)

@@ -186,7 +186,7 @@ def _load(image: Image, header: ImageHeader) -> None:
 def _layout_of(image: Image) -> str:
     """Pillow's name for the layout of a pixel's values in the file; "" if they are stored in planes."""
     arguments = (tile[-1] for tile in tiles_of(image))
-    names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
+    names = {argument[0] if isinstance(argument, tuple) and argument else argument for argument in arguments}
     name = names.pop() if len(names) == 1 else ""
     return name if isinstance(name, str) else ""
 

@@ -105,15 +105,15 @@ class Share:
     value: the share of the next batch, 0 to 1. One thread adds measurements; any thread may read. Raises ValueError.
     """
 
-    def __init__(self, wanted: CpuShare = 0.0, threads: int = 1) -> None:
-        if isinstance(wanted, str):
-            valid = wanted == "auto"
+    def __init__(self, requested: CpuShare = 0.0, threads: int = 1) -> None:
+        if isinstance(requested, str):
+            valid = requested == "auto"
         else:
-            valid = isinstance(wanted, Real) and not isinstance(wanted, bool) and 0 <= wanted <= 1
+            valid = isinstance(requested, Real) and not isinstance(requested, bool) and 0 <= requested <= 1
         if not valid:
-            raise ValueError(f"cpu_share is 'auto' or a number from 0 to 1, not {wanted!r}")
-        self.wanted: CpuShare = "auto" if isinstance(wanted, str) else float(wanted)
-        self.value = _FIRST if isinstance(wanted, str) else float(wanted)
+            raise ValueError(f"cpu_share is 'auto' or a number from 0 to 1, not {requested!r}")
+        self.wanted: CpuShare = "auto" if isinstance(requested, str) else float(requested)
+        self.value = _FIRST if isinstance(requested, str) else float(requested)
         self._threads, self._batches = threads, 0
         self._device, self._device_rest = _Mean(), _Mean()
         self._cpu, self._cpu_rest = _Mean(), _Mean()

@@ -277,8 +277,8 @@ class RemoteHome:
             raise _damaged(self.url.at(path), f"the CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}")
 
 
-def _damaged(place: str, what: str) -> DatasetError:
-    return DatasetError(f"{place}: {what}: the index is damaged or has been changed; upload the set again")
+def _damaged(place: str, problem: str) -> DatasetError:
+    return DatasetError(f"{place}: {problem}: the index is damaged or has been changed; upload the set again")
 
 
 @contextmanager
