@@ -460,24 +460,24 @@ def replay(
     contains no state, or states of several runs; ValueError for a source of another type, or without a reader.
     """
     loader = over if over is not None and not isinstance(over, Reader) else None
-    given: Feed | None = None
+    known_feed: Feed | None = None
     if not isinstance(source, (Mapping, str, os.PathLike)):
         loader, over = source, None
     if loader is not None:
-        given = _feed_of(loader)
-    reader = given.reader if given is not None else over
+        known_feed = _feed_of(loader)
+    reader = known_feed.reader if known_feed is not None else over
     if reader is None:
         raise ValueError("replay(state, reader): give the reader that the run trained on, or its loader")
-    if given is not None and source is loader:
-        feed = given
+    if known_feed is not None and source is loader:
+        feed = known_feed
     else:
         token = ResumeToken.from_dict(_choose(find_states(source, state), reader))
-        if given is None:
+        if known_feed is None:
             known = order or _order_of(token.order, reader, token.seed)
             options = FeedOptions(0, world_size or 1, tail or choose_tail(known), "raise", token.decoder)
-            given = Feed(reader, known, batch_size or 1, options)
-        made = given.options.made if loader is not None else token.made
-        feed = given.resumed(token.to_dict())
+            known_feed = Feed(reader, known, batch_size or 1, options)
+        made = known_feed.options.made if loader is not None else token.made
+        feed = known_feed.resumed(token.to_dict())
         feed = replace(feed, options=replace(feed.options, made=made, decoder=token.decoder))
     return Replay(_recorded(feed, batch_size, world_size, sampler), loader)
 

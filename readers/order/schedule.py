@@ -104,8 +104,8 @@ class Schedule:
             share = -(-rest // self.world_size)
             first, last = local * share, (local + 1) * share
         else:
-            mine, ranks = (rest - group + groups - 1) // groups, self.world_size // groups
-            first, last = local * mine // ranks, (local + 1) * mine // ranks
+            group_samples, ranks = (rest - group + groups - 1) // groups, self.world_size // groups
+            first, last = local * group_samples // ranks, (local + 1) * group_samples // ranks
         return self._wrapped(base + group + groups * np.arange(first, last, dtype=np.int64), group, groups)
 
     def cursor_after(self, step: int, cursor: int = 0) -> int:
