@@ -310,8 +310,8 @@ def writer(
     """A writer of a new set in the directory `output`, for use in a `with` statement.
 
     to: "hdf5", "tfrecord" or "tar".
-    fields: name -> kind (`readers.fields`); by default those of the first sample, recognised by the values. Pass them
-        if the first sample lacks some.
+    fields: name -> kind (`readers.fields`); by default the fields of the first sample, recognised by the values. Pass
+        them if the first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     images, shards: as for `packer.convert`, without shuffle.

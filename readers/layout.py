@@ -15,8 +15,8 @@
       },
       "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
       "made": {…},                                                    how it was made; see `DatasetInfo.fingerprint`
-      "documents": ["README.md", "SHA256SUMS", "classes.txt"],        what is there for people, and follows the set
-      "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `History`
+      "documents": ["README.md", "SHA256SUMS", "classes.txt"],        documents for people, updated with the set
+      "edited": […], "separate": […], "history": […], "retired": […]    changes since the conversion: `History`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
@@ -50,7 +50,7 @@ from readers.table import column_names
 #     ShardPath      a RelativePath of a shard in its set, other than the set's own files
 #     IndexPath      a RelativePath of the folder of an index in its set, likewise
 #
-# They are strings and print, compare and pickle like strings. Creating one raises BadNameError with what is allowed.
+# They are strings and print, compare and pickle like strings. Creating one raises BadNameError with the allowed form.
 
 
 DATASET_FILE = "dataset.json"

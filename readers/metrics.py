@@ -167,7 +167,7 @@ class _Collector:
                 family.add_metric(values, totals[key] / 1e9)
             yield family
         stages = core.CounterMetricFamily(
-            "packer_stage_seconds", "Threads, by what they did.", labels=(*labels, "stage"), unit="seconds"
+            "packer_stage_seconds", "Seconds of threads, by stage.", labels=(*labels, "stage"), unit="seconds"
         )
         for values, totals in labelled:
             for stage, ns in stage_ns(totals).items():

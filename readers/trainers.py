@@ -164,7 +164,7 @@ class Trainer:
         )
 
     def no_batch_before(self, epoch: int) -> TrainerError:
-        """The error for a state that is not at the end of the batch that is under way."""
+        """The error for a state that is not at the end of the current batch."""
         return TrainerError(
             f"Lightning saved this checkpoint inside the step of batch {self.batches} of epoch {epoch} and will "
             f"repeat that batch, but the state is not at the end of a batch of this size: resume with the batch "

@@ -136,7 +136,7 @@ class SampleWhere:
             try:
                 header = read_header(payloads[0])
             except BadSampleError:
-                return True  # the packer reports what is wrong with it
+                return True  # packing reports the problem
         by_field = dict(zip(self._fields, payloads, strict=True))
 
         def columns(names: Collection[str]) -> Mapping[str, Sequence[Any]]:

@@ -95,7 +95,7 @@ class FieldChecks:
                     raise BadSampleError(f"field {name}: {error}") from error
 
     def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
-        """Remarks on boxes that are packed as they are, but that training code may reject. header: of the image."""
+        """Remarks on boxes that are packed unchanged, but that training code may reject. header: of the image."""
         height, width = header.upright_size
         kinds = set()
         for number, _, kind in self._checked:

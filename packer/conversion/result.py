@@ -59,7 +59,7 @@ def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[s
 
 
 def count_by_action(metas: Iterable[PartMeta]) -> dict[str, int]:
-    """Planned samples that are not packed, by what was done with them."""
+    """Planned samples that are not packed, by the reason."""
     counts: Counter[str] = Counter()
     for meta in metas:
         counts.update(item.action or "not packed" for item in meta.left_out)

@@ -330,7 +330,7 @@ class Conversion:
         return None
 
     def _check_replaced(self, journal: Journal, prepared: Prepared) -> None:
-        """Refuse to replace a set that must be kept, and say what is replaced."""
+        """Refuse to replace a set that must be kept, and report the replacement."""
         old = replaced_set(journal)
         if old is not None:
             old.check(prepared.plan, prepared.paths(self._source))
@@ -528,7 +528,7 @@ def is_files(source: Any) -> bool:
 
 @dataclass(frozen=True)
 class Stream:
-    """Samples of a program that come one after the other."""
+    """Samples of a program that arrive one by one."""
 
     samples: Iterable[Any]
     fields: Mapping[str, str] | None

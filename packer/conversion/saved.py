@@ -320,7 +320,7 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
 
 
 def load(out: Path, question: str, options: ConvertOptions, root: str | os.PathLike[str] | None) -> Prepared | None:
-    """Load what was saved in the working folder of the set in `out`, for the same question.
+    """Load a saved listing and plan from the working folder of the set in `out`, for the same question.
 
     root: the folder of the source, whose folders must be unchanged since the listing; None: skip that check.
 

@@ -232,7 +232,7 @@ class PieceColumns:
         )
 
 
-# Unifying sets: what they must have in common, and how their fields and classes are joined.
+# Unifying sets: the requirements, and how their fields and classes are joined.
 #
 # dataset.json states once for all shards: format, label offset, names in foreign shards, and the form to which readers
 # will decode the images. Sets that differ there are refused, with the command that makes them alike. The fields are
@@ -429,7 +429,7 @@ def labels_by_key(
 
 
 class _Numbering:
-    """Class numbers of labels as they are written in a table; new names become new classes."""
+    """Class numbers of the labels in a table; new names become new classes."""
 
     def __init__(self, classes: Sequence[str], has_labels: bool) -> None:
         self._numbers = {name: number for number, name in enumerate(classes)}

@@ -6,7 +6,7 @@
     large = whole.where("min_side >= 64").drop(keys=["n01440764/bad"])
     parts = large.split({"train": 0.9, "val": 0.1}, seed=0, stratify=True)
     parts.save("imagenet-parts")              # a new set: an index, and links to the shards
-    whole.relabel({"crane bird": "crane"}).save()     # changes the set itself, unless it was changed meanwhile
+    whole.relabel({"crane bird": "crane"}).save()     # changes the set itself, unless another process changed it
 
 Only indexes are read, and nothing is written until `save`.
 """
@@ -664,7 +664,7 @@ def merge(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Merge sets, split by split. See `SetTable.concat` for what they must have in common."""
+    """Merge sets, split by split. See `SetTable.concat` for the requirements."""
     if len(paths) < 2:
         raise ValueError(f"expected two sets or more to merge, found {len(paths)}")
     first, *others = map(table, paths)

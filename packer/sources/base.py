@@ -490,7 +490,7 @@ class SavedSource(Source, Protocol):
 class FileSource(ABC):
     """A source of files, which must not change between `list` and `open`.
 
-    kind: what it is, for the title.
+    kind: noun for the title.
     isolated: its library trusts the bytes of a file, so that damage may crash the process that reads them; it is listed
     and read in separate processes.
     seconds: time limit for listing in a separate process, with at most 1 GiB of additional memory; None: no limits.

@@ -1,4 +1,4 @@
-"""CelebA as it is published: aligned faces in one folder, and lists about them.
+"""CelebA as published: aligned faces in one folder, and lists about them.
 
     img_align_celeba/000001.jpg …     the images; also in Img/
     list_eval_partition.txt           `000001.jpg 0`: 0 is train, 1 val, 2 test; also in Eval/

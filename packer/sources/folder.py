@@ -83,7 +83,7 @@ def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str
     strays = []
     for i in np.flatnonzero(files.column(0) > _LARGE_BYTES).tolist():
         path = files[i].path
-        with suppress(BadSampleError):  # the worker reports what is wrong with it
+        with suppress(BadSampleError):  # the worker reports the problem
             head = read_head(os.path.join(root, path), HEAD_BYTES)
             if is_stray(head, path):
                 strays.append(i)

@@ -237,7 +237,7 @@ def is_arrays(root: Path) -> bool:
     images = [root / f"{images}.npy" for images, _ in splits_of_arrays(names).values()]
     return any(
         head_of(path, 6) in (b"\x93NUMPY", b"") for path in images
-    )  # for an empty array, reading reports what is wrong
+    )  # for an empty array, reading reports the problem
 
 
 def is_npz(head: bytes) -> bool:
@@ -292,7 +292,7 @@ def _parquet_below(folder: Path, depth: int) -> Iterator[Path]:
 def is_hub_set(root: Path) -> bool:
     """Whether a Parquet file, or the files of a folder, contain images.
 
-    Damaged files and undownloaded ones in a folder count as such: reading reports what is wrong.
+    Damaged files and undownloaded ones in a folder count as such: reading reports the problem.
     """
     if root.is_file():
         return root.name.lower().endswith(_PARQUET) and _has_images(root) is True

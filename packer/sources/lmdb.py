@@ -69,7 +69,7 @@ class LmdbSource(FileSource):
             try:
                 datum = _Datum.parse(value)
                 label, size = datum.label, len(datum.data)
-            except FormatError:  # the worker reports what is wrong with it
+            except FormatError:  # the worker reports the problem
                 label, size = NO_LABEL, len(value)
             builder.add([""], key, size, key=_text(key), label=label)
         part = builder.build()

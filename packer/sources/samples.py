@@ -500,7 +500,7 @@ def _plain(value: Any) -> Any:
 
 
 EXAMINED = 16
-"""So many samples are looked at to know what their members are."""
+"""Number of samples that are examined to recognise their members."""
 _Errors = (SourceError, BadSampleError)
 
 

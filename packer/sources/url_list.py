@@ -300,7 +300,7 @@ class Fetcher:
             )
         if headers.get("Content-Encoding", "identity") != "identity":
             return _Answer(
-                reason=f"the answer is compressed with {headers['Content-Encoding']:.20}, which was not asked for"
+                reason=f"the answer is compressed with {headers['Content-Encoding']:.20}, which was not requested"
             )
         return self._body(response)
 

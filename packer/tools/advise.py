@@ -170,7 +170,7 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
 # and counted.
 _SAMPLE_BYTES = 256 << 20
 _LARGEST_BYTES = 1 << 30
-_DRAWN = 4  # at most this many times the images asked for, if some of the samples drawn are not images
+_DRAWN = 4  # limit of drawn samples, as a multiple of the requested images, if some samples are not images
 _REASON = 60  # characters
 
 
@@ -576,7 +576,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommendation. choice: the thing to do; reason: the figures behind it; commands: the commands to run."""
+    """A recommendation. choice: the action; reason: its figures; commands: the commands to run."""
 
     topic: str
     choice: str

@@ -649,7 +649,7 @@ def copy_seconds(node_bytes: float, job: Job, machine: Machine) -> float:
 def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copied: float) -> dict[str, Any]:
     """The times of an epoch, as fields of `Epoch`, from the traffic of the simulated nodes.
 
-    is_staged: whether local bytes are on a disk. copied: bytes that each node copies meanwhile.
+    is_staged: whether local bytes are on a disk. copied: bytes that each node copies during the epoch.
     """
     costs = _costs(traffic, job, machine, is_staged)
     reading = np.max(np.stack(list(costs.values())), axis=0)

@@ -17,7 +17,7 @@ failed.
     PNG, WebP, GIF, BMP, TIFF, pixels of a cache, unknown                CPU
 
 GPU libraries decode a list in one call, and one bad image fails the call. Then the list is halved, and each half is
-tried by itself: a bad image among n costs about 2 log2(n) further calls, and no other image.
+tried alone: a bad image among n costs about 2 log2(n) further calls, and no other image.
 
 Their errors do not say whether the image or the device is at fault: torchcodec and torchvision raise RuntimeError for
 everything, from a broken bit stream to a lost device, and the same status of nvJPEG may mean either. So a decoder is

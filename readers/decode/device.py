@@ -4,7 +4,7 @@ An image need not be moved to be turned by its EXIF orientation if the kernel st
 gives these steps, which may be negative; torch has no negative steps, so `upright_tensor` copies if necessary.
 
 `DecodeStream` is the one place where CUDA streams of decoding, augmenting and training meet. nvJPEG's hardware engine
-writes its output without regard to what is queued on the stream it is given, so on GPUs that have one (A100, H100 and
+writes its output without waiting for the work queued on its stream, so on GPUs that have one (A100, H100 and
 later) it may overwrite a block which the allocator has given out again while queued kernels still read it
 (pytorch/vision#9606, torchcodec#1634: 134 of 200 decodes). Hence:
 

@@ -114,7 +114,7 @@ class _Origin:
     index_cache: str | os.PathLike[str] | None
 
     def home(self, changed: str) -> RemoteHome:
-        """The set as it is now. Raises StaleIndexError with the message `changed` if it is another one."""
+        """The current set at the address. Raises StaleIndexError with the message `changed` if it is another set."""
         home = RemoteHome(Remote(self.url), self.index_cache)
         if home.info.fingerprint() != self.fingerprint:
             raise StaleIndexError(changed)

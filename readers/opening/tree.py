@@ -370,7 +370,7 @@ _SLICE = 1 << 14  # files of a large folder that a process gets at a time
 _EXAMINE_BLOCK = 1 << 15  # files that are put in order at a time
 _ALONE_SECONDS = 0.2  # work alone first: covers 75,000 files in memory, or hundreds on a slow server
 _MOST_FOLDERS = 64  # folders that a process gets at a time
-_LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as it is sorted, files before it there, path, reason
+_LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as sorted, files before it in that folder, path, reason
 
 
 class _Folder(NamedTuple):

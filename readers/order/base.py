@@ -300,7 +300,7 @@ class PlainOrder(ABC):
     """The base of orders. Subclasses are frozen dataclasses with a field `seed`."""
 
     seed: int
-    # Fields that may differ on a resume: the epoch under way keeps the values that it began with.
+    # Fields that may differ on a resume: the current epoch keeps the values that it began with.
     _kept_by_epoch: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

@@ -27,7 +27,7 @@ global positions, independent of ranks, batch size and workers. On a resume it i
      "fingerprint": "…", "decoder": "…", "order": {"kind": "shuffled", "samples": 1281167}}
 
 Unknown members are ignored, so that later versions can add some. Two bind no resume and are for `readers.replay`:
-"run", how positions were dealt out since the run began (`Segment`), and "made", what was made of the samples.
+"run", how positions were dealt out since the run began (`Segment`), and "made", the processing of the samples.
 
 An order that divides its epochs into steps itself (`readers.order.base.Stepped`) has a `SteppedSchedule`: each step is
 divided into slices as above, and there is no tail.

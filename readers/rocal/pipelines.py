@@ -411,7 +411,7 @@ class RocalLoader:
 
     def __init__(self, pipeline: Any, source: RocalSource, *, fields: Sequence[str] = ("image", "label")) -> None:
         self.source, self._fields = source, Fields(fields, source.reader)
-        self._fields.check_apart("rocAL draws by itself what happens to an image", "take ImageLoader")
+        self._fields.check_apart("rocAL draws the random ops of images itself", "take ImageLoader")
         self._feeder = _Feeder(pipeline, source)
         self._finalizer = weakref.finalize(self, self._feeder.close)
         self._running: weakref.ref[Generator[tuple[Any, ...], None, None]] | None = None

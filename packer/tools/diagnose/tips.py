@@ -463,7 +463,7 @@ TIPS: tuple[Tip, ...] = (
         "the step only waits {step}: to know the gain, measure the model itself on batches in the memory of the "
         "device", "packer diagnose train.py:make_loader --step train.py:train_step --device cuda"),
     Tip("watch", "watch the machine over time", lambda e, f: _spread(e) >= _VARIES,
-        "{range}: see what the CPUs, disks and GPU do meanwhile",
+        "{range}: look at the CPUs, disks and GPU during that time",
         "packer monitor --output run.json -- python train.py"),
 )  # fmt: skip
 

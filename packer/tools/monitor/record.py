@@ -559,7 +559,7 @@ def _limit(known: _Known, full: Mapping[str, float]) -> str:
         return f"{device} busy at p50: the input pipeline is fast enough"
     beside = f" while {device}" if gpus else ""
     if (throttled := known.get("job throttled", _NOTHING).p50) >= _THROTTLED:
-        return f"the CPU quota stops the job {_percent(throttled)} of the time{beside}: ask for more CPUs"
+        return f"the CPU quota stops the job {_percent(throttled)} of the time{beside}: request more CPUs"
     if (cpu := known["cpu busy"].p50) >= _BUSY:
         end = "the input pipeline is the limit" if gpus else "the CPUs are the limit"
         return f"CPUs are {_percent(cpu)} busy at p50{beside}: {end}"

@@ -52,7 +52,7 @@ def diagnosis_page(result: Diagnosis, title: str, command: str) -> Page:
     _show_costs(page, result)
     _show_advice(page, result.advice)
     if result.usage is not None and len(result.usage.times):
-        page.section("The machine meanwhile")
+        page.section("The machine during the run")
         add_usage(page, result.usage)
     page.section("Method", collapsed=True)
     page.points(_METHOD)
