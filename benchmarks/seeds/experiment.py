@@ -253,7 +253,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
         page.section(section, results)
     experiment.more(page, results, arguments)
     limits = table.get("limits", ())
-    page.text("## What does not compare" if limits else "", *limits)
+    page.text("## Limits of the comparison" if limits else "", *limits)
     page.text(*_foot(arguments, checks, results, absent))
     print(page.render())
     folder = arguments.out or (None if arguments.smoke else _PAGES)
@@ -280,10 +280,10 @@ def _foot(
     yield f"## How it was measured\n\n`{_command()}`, {_today()}, {rounds}, on {_machine()}; {versions}."
     others = [run["others_cpus"] for runs in results.values() for run in runs if "others_cpus" in run]
     if others:
-        yield f"Meanwhile other processes kept {median(others):.2f} CPUs busy (at most {max(others):.2f})."
+        yield f"CPUs used by other processes during the runs: {median(others):.2f} (at most {max(others):.2f})."
     notes = {name: CONTENDERS[name].note for name in results if name not in absent and CONTENDERS[name].note}
     compared = {check.what: check.found for check in checks}
-    lists = {"Checked before any time was measured": compared, "What the rows hold": notes, "Did not run": absent}
+    lists = {"Checked before any time was measured": compared, "Notes on the rows": notes, "Did not run": absent}
     for title, items in lists.items():
         if items:
             yield f"{title}:\n\n" + "\n".join(f"- {name}: {text}" for name, text in items.items())

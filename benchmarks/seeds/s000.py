@@ -386,7 +386,7 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     text = (
         f"the means of {arguments.trainings} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}"
     )
-    yield Check("a model trained on our batches has the same loss", text, apart <= spread)
+    yield Check("a model trained on packer's batches has the same loss", text, apart <= spread)
     baseline, loader, (fault,) = (np.load(_features_of(arguments, name)) for name in (*names, FAULT))
     loaders = mean(frechet_distance(a, b) for a, b in zip(baseline, loader, strict=True))
     seeds = [

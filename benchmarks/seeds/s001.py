@@ -215,16 +215,16 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
             continue
         runs = (results[prefix + variant] for variant in VARIANTS)
         named = [mode(run["culprit"] for run in some if "culprit" in run) for some in runs]
-        promise = f"the culprits are the mask, then reading, then none{suffix}"
+        promise = f"the bottlenecks are the mask, then reading, then none{suffix}"
         yield Check(promise, ", ".join(named), tuple(named) == CULPRITS)
         yield Check(
-            f"the transforms cost about half of the rate, reading about half of the rest{suffix}",
+            f"transforms halve the rate, and reading halves the rest{suffix}",
             f"{shares['processed sample in memory']:.0%}, {shares[raw]:.0%}, {shares['as it is']:.0%} of the step "
             f"alone; there 94 %, 50 %, 26 %",
             shares["processed sample in memory"] > 1.5 * shares[raw] > 1.2 * 1.5 * shares["as it is"],
         )
         yield Check(
-            f"the repaired transform costs nothing, but then reading does{suffix}",
+            f"the repaired transform costs nothing, but reading does{suffix}",
             f"{shares['fix 1, raw image in memory']:.0%} and {shares['fix 1']:.0%}; there 94 % and 37 %",
             shares["fix 1, raw image in memory"] > 0.85 and shares["fix 1"] < 0.75,
         )

@@ -341,8 +341,8 @@ def _gains(results: Results, name: str, other: str, model: str, some: tuple[int,
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     some = loads(arguments)
     for name, other, comparison in (
-        (OURS_NEAREST, PYTORCH, "ours over PyTorch, where both take the nearest pixel,"),
-        (OURS, PYTORCH_LINEAR, "ours over PyTorch, where both turn bilinearly,"),
+        (OURS_NEAREST, PYTORCH, "ours over PyTorch, both with the nearest pixel,"),
+        (OURS, PYTORCH_LINEAR, "ours over PyTorch, both with bilinear rotations,"),
         (OURS_GPU, PYTORCH, "ours on the GPU over PyTorch"),
         (DALI_GPU, PYTORCH, "DALI on the GPU over PyTorch, as in the document (28 to 73 %),"),
     ):
@@ -366,7 +366,7 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
     for model in MODELS:
         text = f"A step sleeps {_sleep_ms(arguments, model):.0f} ms. " if not trains() else ""
         there = ", ".join(f"{a / STEPS * 1e3:.0f} and {b / STEPS * 1e3:.0f}" for a, b in SECONDS[model].values())
-        text += f"There, ms a step at loads 1, 4, 8 and 12 with PyTorch and DALI: {there}."
+        text += f"The document's ms per step at loads 1, 4, 8 and 12 with PyTorch and DALI: {there}."
         columns = tuple(Column(f"{model} {load}", f"load {load}: ms a step", "{:.1f}") for load in some)
         name = slug(model.lower())
         yield Section(name, f"Steps of a training job, {model}", columns, base=PYTORCH, text=text, charted=len(some))
@@ -375,7 +375,7 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
         for key, heading in (("cpu", "CPU ms an image"), ("alone", "ms a batch"))
         for load in some
     )
-    yield Section("cpu", "The loaders by themselves", columns, base=PYTORCH, charted=len(some))
+    yield Section("cpu", "The loaders alone", columns, base=PYTORCH, charted=len(some))
     names = {"step": "a step under way", "cpu": "CPUs busy", "gpu": "GPU busy"}
     columns = tuple(Column(f"{k}_{q}", f"{name}, {q}, %") for k, name in names.items() for q in QUANTILES)
     text = "Sampled five times a second. There, p95: CPUs 100 % with PyTorch and 65 % with DALI, the GPU 31 and 55 %."
