@@ -40,7 +40,7 @@ class _Sections(click.HelpFormatter):
         yield
 
     def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
-        self.sections[[*self.found][-1]] += [name.strip() for name, _ in rows]
+        self.sections[[*self.sections][-1]] += [name.strip() for name, _ in rows]
 
 
 def escaped(text: str) -> str:
@@ -87,7 +87,7 @@ def write(folder: Path) -> None:
     context, sections = click.Context(cli, info_name="packer"), _Sections()
     cli.format_commands(context, sections)
     pages = {}
-    for task, names in sections.found.items():
+    for task, names in sections.sections.items():
         lines = [task, "=" * len(task)]
         for name in names:
             command = cli.get_command(context, name)
