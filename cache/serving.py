@@ -394,7 +394,7 @@ def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
         context.load_cert_chain(settings.certificate, settings.key)
     except (OSError, ssl.SSLError) as error:
         raise ServingError(
-            f"{settings.certificate}: not a readable certificate and key in PEM files: {error.strerror or error}"
+            f"{settings.certificate}: not a certificate and key in PEM files: {error.strerror or error}"
         ) from error
     return context
 

@@ -218,7 +218,7 @@ class LocatedRows:
         """(sample, problem) for payloads that are not at the place in the index."""
         for (name, offset, length), rows in self._rows.items():
             for row in rows:
-                yield row, f"field {name}: the shard has none at {offset} of {length} bytes, where the index puts it"
+                yield row, f"field {name}: the shard has none at {offset} of {length} bytes, the place in the index"
 
 
 def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:

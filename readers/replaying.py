@@ -493,7 +493,7 @@ def _recorded(feed: Feed, batch_size: int | None, world_size: int | None, sample
         return replace(feed, run=there.joined(start, None, size, last.partial).run)
     if batch_size is None or world_size is None:
         raise ResumeError(
-            "the state has no record of its run, as those of older versions and of runs without a step: give "
+            "the state has no record of its run, like states of older versions and of runs without a step: give "
             "batch_size= and world_size= of the run"
         )
     dealt = (batch_size, world_size, feed.options.tail, True if sampler else None)
@@ -589,7 +589,7 @@ def find_states(
     if states:
         raise UnknownNameError(f"{source}: no state has {name!r} in its name: there are {', '.join(states)}")
     if problems:
-        raise ResumeError(f"{source}: no state is found; {'; '.join(problems[:3])}; {_INSTEAD}")
+        raise ResumeError(f"{source}: found no state; {'; '.join(problems[:3])}; {_INSTEAD}")
     raise UnknownNameError(f"{source}: has no state of a loader, sampler or stream of readers; {_INSTEAD}")
 
 

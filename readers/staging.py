@@ -487,7 +487,7 @@ class StageOptions(CopyOptions):
         if self.form == "files" and (self.part is not None or self.fraction != 1 or self.background):
             raise ValueError("form='files' stages whole splits: leave out part, fraction and background")
         if not self.overlap and self.part is None:
-            raise ValueError("overlap=False is about the parts of nodes: give a part, too, such as part='node'")
+            raise ValueError("overlap=False applies to parts of nodes: give a part, too, such as part='node'")
         if isinstance(self.part, str) and self.part != "node":
             raise ValueError(f"part must be (i, n) or 'node', not {self.part!r}")
         part = self.node_part()

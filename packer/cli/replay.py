@@ -40,9 +40,9 @@ def _range(text: str) -> range:
               "Default: from the first that is recorded to that of the checkpoint.")  # fmt: skip
 @report_option("Write a page with the pictures as they were trained.")
 @click.option("--state", metavar="NAME", help="Of several in the checkpoint: a part of its name.")
-@flags.split_option("Default: the split that the state is of.")
-@flags.count_option("--batch-size", "Samples of a rank in the steps after the checkpoint; of all, if it has no record.")
-@flags.count_option("--world-size", "Ranks in the steps after the checkpoint; in all, if it has no record.")
+@flags.split_option("Default: the split of the state.")
+@flags.count_option("--batch-size", "Samples per rank and step after the checkpoint; in all steps if it has no record.")
+@flags.count_option("--world-size", "Ranks in the steps after the checkpoint; in all steps if it has no record.")
 @click.option("--sampler", is_flag=True, help="With no record: a DataLoader made the batches, over EpochSampler.")
 @flags.json_option
 def command(

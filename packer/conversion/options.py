@@ -152,7 +152,7 @@ class Images:
         _one_of("check", self.check, CHECKS)
         _one_of("decode", self.decode, DECODES)
         if self.decode == "none" and self.check == "decode":
-            raise ValueError("check='decode' decodes images as decode= says, and with decode='none' not at all")
+            raise ValueError("check='decode' decodes images, but decode='none' refuses that; leave one of them out")
         if self.decode != "RGB" and self.reencode is not None:
             raise ValueError("re-encoded images are for decode='RGB'; leave decode or the re-encoding out")
         if self.ops and self.decode != "RGB":
@@ -296,7 +296,7 @@ def refuse_others(options: Run | Shards, *taken: str) -> None:
     for option in fields(options):
         if option.name not in taken and getattr(options, option.name) != option.default:
             kind = type(options).__name__
-            raise ValueError(f"{kind}({option.name}=…) has no meaning here; there are {', '.join(taken)}")
+            raise ValueError(f"{kind}({option.name}=…) does not apply here; expected {', '.join(taken)}")
 
 
 # --- names of release 0.1, kept for one release ---------------------------------------------------------------------

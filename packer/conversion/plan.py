@@ -75,7 +75,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     if options.shards.shuffle is not None and not listing.shuffles:
         raise SourceError(
             "a source that unpacks from front to back cannot be read in shuffled order; convert it without shuffle, "
-            "and then convert the result with shuffle=SEED (or unpack it first, where gunzip, unzstd or unxz does that)"
+            "and then convert the result with shuffle=SEED (or unpack it first, with gunzip, unzstd or unxz)"
         )
     _check_words(listing)
     shards, specs = [], {}

@@ -41,7 +41,7 @@ _EXPECTED = (
     "metadata of ",
 )  # images may be left out for these reasons without a warning
 _FOREIGN = "image, byte 0: found "
-_NOT_INSTALLED = "is not read by what is installed"
+_NOT_INSTALLED = "is not read by any installed package"
 _NOT_CHOSEN = "for which `where` is false"
 _UNREADABLE = "damaged, or not an image that is read"
 

@@ -141,7 +141,7 @@ def first_difference(task: PackedTask, counter: Counter) -> str:
                         return f"{key}: its label was {was} and is {label} now"
                     for name, payload, known in zip(task.fields, payloads, checksums, strict=True):
                         if name in task.compared and (None if payload is None else crc32c(payload)) != known:
-                            return f"{key}: its {name} is another one now"
+                            return f"{key}: its {name} has changed"
                 if i % _REPORT_SAMPLES == _REPORT_SAMPLES - 1 and counter.stopped():
                     raise Cancelled
             counter.report(len(block.places), 0)

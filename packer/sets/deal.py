@@ -62,7 +62,7 @@ def as_groups(values: Sequence[Any], keys: Sequence[str], name: str, title: obje
     if missing:
         raise SourceError(
             f"{title}: {plural(len(missing), 'sample')} of {len(values):,} without a value in the column {name!r}, "
-            f"such as {keys[missing[0]]!r}, belong to no known group; take the others only, by where: has({name!r})"
+            f"such as {keys[missing[0]]!r}, belong to no known group; select the others by where: has({name!r})"
         )
     numbers: dict[str, int] = {}  # by JSON text, since values may be lists and objects, and 1 is not "1"
     texts = (json.dumps(value, sort_keys=True) for value in values)

@@ -198,7 +198,7 @@ def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
                 problem = f"nests deeper than {_MAX_DEPTH}" if depth > _MAX_DEPTH else "has aliases (*name)"
-                raise ValueError(f"{problem}; write out what is meant")
+                raise ValueError(f"{problem}; write the values out")
         return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SourceError(f"{where}: cannot be read as YAML: {str(error)[:200]}") from error

@@ -327,7 +327,7 @@ class CocoSource(AnnotatedSource):
                 elif piece.member == "annotations" and piece.is_element:
                     self._add_note(images, piece, path, number, has)
         if not images.names:
-            raise SourceError(f"{next(iter(paths.values()))}: lists no images; not a file of COCO")
+            raise SourceError(f"{next(iter(paths.values()))}: lists no images; not a COCO file")
         folders = self._folders_of(part)
         for folder in folders:
             if any((folder / name).exists() for name in images.names[:_LOOKED_AT]):
@@ -388,7 +388,7 @@ class CocoSource(AnnotatedSource):
                 if has_image_suffix(name) and name not in names:
                     left_out.append((name.encode(errors="backslashreplace").decode(), "not in the annotations"))
         others = sorted(path.name for path in (self.root / "annotations").glob("*.json"))
-        reason = "annotations of a kind that is not read"
+        reason = "unsupported kind of annotations"
         return left_out + [(f"annotations/{name}", reason) for name in others if not COCO_NAME.fullmatch(name)]
 
     @contextmanager

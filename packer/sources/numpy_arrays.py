@@ -111,7 +111,7 @@ class NumpySource(PixelSource):
                 listing.warnings.append(f"{array.name}: packed as arrays of {array.dtype}; for images, {_SAVE}")
             if every and type(block) is not type(next(iter(every.values()))[0]):
                 raise SourceError(
-                    f"{array.name}: holds images, and another split arrays, or the reverse; convert each apart"
+                    f"{array.name}: holds images, and another split arrays, or the reverse; convert each separately"
                 )
             row_labels = self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
             every[name or split or split_of_name(self.root.stem)] = (block, row_labels)

@@ -156,7 +156,7 @@ class YoloSource(AnnotatedSource):
                 known[name] = self._images_of(there, images, warnings)
         if missing:
             seen = f"splits are those of the folders: {listed([*yolo_folders(self.root)])}"
-            seen = "images that no other split names are left out" if known else seen
+            seen = "other images are left out" if known else seen
             problem = f"its paths are not below its folder: {listed(missing)}"
             warnings.append(f"{self._about.path}: {problem}; {seen}")
         owner: dict[str, str] = {}

@@ -117,13 +117,13 @@ def _install() -> Iterator[Check]:
     where = Path(__file__).parents[2]
     yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
     if sys.platform != "linux":
-        works = f"{sys.platform}: sets of this machine can be read; packing, staging and caches are made for Linux"
+        works = f"{sys.platform}: local sets can be read; packing, staging and caches need Linux"
         yield Check("system", "note", works, "for the rest, use WSL 2 on Windows, a container on macOS")
     owners = importlib.metadata.packages_distributions()
     project = Path("pyproject.toml")
     is_checkout = project.is_file() and f'name = "{DISTRIBUTION}"' in project.read_text(errors="replace")
     if is_checkout and not Path.cwd().is_relative_to(where):
-        source = "this directory is a checkout of packer: a script here imports its source, not what is installed"
+        source = "this directory is a checkout of packer: a script here imports its source, not the installed package"
         yield Check("directory", "note", source, "run scripts from another directory, or pip install -e .")
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
@@ -254,7 +254,7 @@ def _codec() -> Check:
     if reason := unsupported_reason():
         return Check(about, "note", f"libjpeg decodes JPEGs, and caches cannot keep coefficients: {reason}")
     codec = load_codec()
-    text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
+    text = f"compiled by {codec.COMPILER}; this CPU uses its variant {codec.choose()}"
     if codec.COMPILER == "GCC":
         advice = f"in a checkout:  {BUILD_BY_CLANG}"
         return Check(about, "note", f"{text}; Clang makes it up to a fifth faster", advice)

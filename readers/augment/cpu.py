@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from readers.coefficients.decode import Table
 
 _JPEG = b"\xff\xd8\xff"
-MAX_STACK_BYTES = (
-    4 << 20
-)  # larger images gain nothing: decoding takes far longer than a call of torch of torch of torch
+MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call of torch
 
 
 def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:

@@ -34,14 +34,14 @@ _SCAN_COLUMNS = 17
 _TOO_LONG = 9
 _REASONS = {
     1: "it is truncated",
-    2: "a restart marker out of turn",
+    2: "a restart marker out of order",
     3: "fewer restart markers than its interval says",
     4: "bytes are left over before a marker",
     5: "a code that its Huffman table does not have",
     6: "more than 64 coefficients in a block",
     7: "it is truncated",
-    8: "a coefficient of more bits than a refinement has",
-    _TOO_LONG: "its coefficients take too many times the bytes of the JPEG",
+    8: "a coefficient with more bits than a refinement allows",
+    _TOO_LONG: "its coefficients take too many times the JPEG's bytes",
     10: "coefficients beyond what images of 8 bits have",
 }
 

@@ -236,7 +236,7 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, s
         if high and low != high - 1:
             raise Refused("a scan that refines by more than a bit")
     elif (first, last, bits) != (0, _COEFFICIENTS - 1, 0):
-        raise Refused("a sequential scan of a part of the coefficients")
+        raise Refused("a sequential scan with only a part of the coefficients")
     needs_dc = not is_band and not (frame.is_progressive and high)
     needs_ac = is_band or not frame.is_progressive
     dc = tuple(_table(state, 0, entry[0]) if needs_dc else None for entry in selectors)

@@ -355,9 +355,9 @@ def refusal(data: Buffer) -> str:
             media = read_header(data).media
         except BadSampleError as final:
             return str(final)
-        return _FOREIGN.get(media) or f"{error}: our decoder goes past this damage, DALI does not"
+        return _FOREIGN.get(media) or f"{error}: our decoder tolerates this damage, DALI does not"
     if media == "jpeg" and not has_clean_header(data):
-        return "jpeg image: stray bytes or a damaged segment before its pixels, which our decoder goes past, not DALI"
+        return "jpeg image: stray bytes or a damaged segment before its pixels, which only our decoder tolerates"
     return _FOREIGN.get(media, "")
 
 

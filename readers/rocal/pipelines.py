@@ -135,12 +135,12 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
                 output = graph(rocal)
                 if output is None:
                     raise PipelineError(
-                        "the graph returned None, as an operator of rocAL does that fails; its reason is printed above"
+                        "the graph returned None, like failing operators of rocAL; the reason is printed above"
                     )
                 pipeline.set_outputs(output)
             pipeline.build()
     except SystemExit as error:
-        raise PipelineError("rocAL cannot build this pipeline; its reason is printed above") from error
+        raise PipelineError("rocAL cannot build this pipeline; the reason is printed above") from error
     except PipelineError:
         raise
     except Exception as error:
