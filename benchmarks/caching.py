@@ -450,14 +450,14 @@ for _processes in (1, 2, 4):
 MODES: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "epochs": (epochs, {
         "columns": (Column("first", "first epoch, images/s"), Column("later", "later epochs, images/s"),
-                    Column("pss_mb", "PSS grown, MB")),
+                    Column("pss_mb", "growth of PSS, MB")),
         "key": "later", "limits": (("later", NONE),),
         "claims": (Claim("ours: decoded, square", "later", against=STOCACHING),
                    Claim("ours: recoded", "later", 2.5, NONE)),
     }),
     "memory": (memory, {
-        "columns": (Column("kept_mb", "kept, MB"), Column("pss_mb", "PSS grown, MB"),
-                    Column("pss_of_kept", "of what is kept", "{:.2f}")),
+        "columns": (Column("kept_mb", "cached, MB"), Column("pss_mb", "growth of PSS, MB"),
+                    Column("pss_of_kept", "growth / cached", "{:.2f}")),
         "key": "pss_of_kept", "limits": (), "less_is_better": True,
         "claims": (Claim("ours: encoded", "pss_of_kept", at_most=1.2),),
     }),
@@ -470,13 +470,13 @@ MODES: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     }),
     "slow": (slow, {
         "columns": (Column("first_s", "first epoch, s", "{:.2f}"), Column("second_s", "second epoch, s", "{:.2f}"),
-                    Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "off the share", "{:.3f}")),
+                    Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "hits - share", "{:.3f}")),
         "key": "second_s", "limits": (), "less_is_better": True,
         "claims": [Claim(f"ours: {percent} %", "off_share", at_most=0.001) for percent in (0, 25, 50, 100)],
     }),
     "fill": (fill, {
-        "columns": (Column("fill_s", "samples/s"), Column("reads_each", "reads of a sample", "{:.3f}"),
-                    Column("kept_of_set", "bytes kept / set", "{:.4f}")),
+        "columns": (Column("fill_s", "samples/s"), Column("reads_each", "reads per sample", "{:.3f}"),
+                    Column("kept_of_set", "cached bytes / set", "{:.4f}")),
         "key": "fill_s", "limits": (("fill_s", "ours: 1 processes"),),
         "claims": (Claim("ours: 4 processes", "fill_s", 3.0, "ours: 1 processes"),
                    Claim("ours: 4 processes", "kept_of_set", at_most=1.001)),

@@ -100,7 +100,7 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
         columns=(
             Column("samples_s", "samples/s (min–max)"),
             Column("cpu_s", "CPU s", "{:.1f}"),
-            Column("files", "files that are the same"),
+            Column("files", "identical files"),
         ),
         key="samples_s",
         limits=[("samples_s", f"{engine}, 1 worker") for engine in ("local", "mpi", "dask", "ray")],

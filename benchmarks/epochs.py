@@ -156,7 +156,7 @@ def _target(arguments: argparse.Namespace, name: str) -> Path:
 BENCHMARK = Benchmark(
     title="Epochs from a slow source",
     columns=(
-        Column("before_s", "s before the first batch could be asked for", "{:.2f}"),
+        Column("before_s", "s before the first request", "{:.2f}"),
         Column("first_s", "first epoch and staging, s", "{:.2f}"),
         Column("second_s", "second epoch, s", "{:.2f}"),
         Column("both_s", "both, s", "{:.2f}"),

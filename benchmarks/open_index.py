@@ -166,7 +166,7 @@ BENCHMARK = Benchmark(
         Column("file_mb", "mapped MB", "{:,.1f}"),
         Column("lookup_us", "µs/lookup", "{:,.2f}"),
         Column("private_after_mb", f"private MB after {LOOKUPS:,} lookups", "{:,.1f}"),
-        Column("file_after_mb", "mapped MB then", "{:,.1f}"),
+        Column("file_after_mb", "mapped MB after lookups", "{:,.1f}"),
         Column("process_private_mb", "private MB of the process", "{:,.1f}"),
         Column("index_mb", "index MB", "{:,.1f}"),
     ),

@@ -313,7 +313,7 @@ BENCHMARK = Benchmark(
         Column("synced_s", "s to disk", "{:.2f}"),
         Column("cpu_us", "CPU µs/file"),
         Column("overhead_percent", "overhead %", "{:.2f}"),
-        Column("shard_overhead_percent", "of shards %", "{:.2f}"),
+        Column("shard_overhead_percent", "overhead of shards %", "{:.2f}"),
         Column("peak_mb", "peak RSS MB"),
     ),
     key="files_s",

@@ -243,7 +243,7 @@ def test_coefficients_are_at_most_twice_the_jpeg() -> None:
     data = made_jpeg(64, 64, "444", 90)
     assert len(encode_strictly(data)) <= 2 * len(data)
     flat = encoded(Image.new("RGB", (640, 640), "teal"), "JPEG", progressive=True)
-    with pytest.raises(Refused, match="too many times the bytes"):
+    with pytest.raises(Refused, match="too many times the JPEG's bytes"):
         encode_strictly(flat)
 
 

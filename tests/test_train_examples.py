@@ -155,7 +155,7 @@ def test_images_of_other_sizes_need_another_crop(
 def test_a_checkpoint_that_does_not_fit_is_refused(train: Callable[..., list[str]], tmp_path: Path) -> None:
     train("--epochs", 1, "--stop-after", 1)
     checkpoint = tmp_path / "run.pt"
-    with pytest.raises(SystemExit, match=r"run.pt cannot be continued: it has seed 0, and this run 1; remove it"):
+    with pytest.raises(SystemExit, match=r"run.pt cannot be continued: its seed is 0, expected 1; remove it"):
         train("--seed", 1)
     whole = torch.load(checkpoint, weights_only=True)
     whole["loader"]["fingerprint"] = "other"
