@@ -36,7 +36,6 @@ from cache.stores.copied import CopyStats
 from packer.testing.samples import overwrite
 from readers import Ranks
 from readers.augment import Resize
-from readers.loader import ImageLoader
 from readers.opening.packed import open_copied
 from readers.order import NodeLocal, Order, Shuffled, StagedFirst, staged_first
 from readers.staging import StageOptions, set_files
@@ -699,7 +698,11 @@ def test_readers_in_step_with_staging_read_the_copy_without_waiting(
     assert shares["first"] == 1.0 and 0.3 < shares["global"] < 0.8
 
 
-def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLoader]:
+def loaders(order: Order, local: Path, source: Path, world: int) -> list[Any]:
+    """One ImageLoader a rank; skips the test without PyTorch."""
+    pytest.importorskip("torch")
+    from readers.loader import ImageLoader
+
     return [
         ImageLoader(
             open_staged(local, source, FOREVER), BATCH, order=order, ranks=Ranks(rank, world, "exact"),
@@ -836,9 +839,7 @@ def test_incompatible_options(source: Path, order: StagedFirst, tmp_path: Path) 
         open_staged(source, source, float("nan"))
     other = StagedFirst(np.array([0, 5, 36]))
     refused("no split has the 2 shards with 36 samples", source, tmp_path, background=True, order=other)
-    token = ImageLoader(
-        readers.open(source, "train"), 4, augment=[Resize((8, 8))], ranks=Ranks(rank=0, world_size=1)
-    ).state_dict()
+    token = loaders(Shuffled(36), source, source, 1)[0].state_dict()
     with pytest.raises(readers.ResumeError, match="cannot continue with kind=staged-first"):
         readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
     assert not list(tmp_path.iterdir())
