@@ -222,6 +222,6 @@ def test_no_link_of_a_set_is_followed_for_an_exported_page(sets: Path, tmp_path:
 
 def test_the_set_of_a_page_is_in_the_folder_of_the_page(sets: Path, tmp_path: Path) -> None:
     page = packer.export_view(sets / "tar", tmp_path / "page").path
-    with pytest.raises(DatasetError, match="may read a set in") as caught:
+    with pytest.raises(DatasetError, match="lets pages read only sets in") as caught:
         packer.view(page)
     assert f"packer view {quoted(sets / 'tar')}  " in str(caught.value)
