@@ -536,7 +536,7 @@ def test_a_coco_file_by_itself(tmp_path: Path, where: str) -> None:
     assert [*source.list("val").splits] == ["val"]
 
 
-def test_coco_as_roboflow_exports_it(tmp_path: Path) -> None:
+def test_coco_exports_of_roboflow(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         tree_of(tmp_path / "set" / split, {"_annotations.coco.json": WHOLE, **IN_COCO})
     listing = packer.open_source(tmp_path / "set").list(None)
