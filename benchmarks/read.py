@@ -15,6 +15,7 @@ import glob
 import mmap
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,13 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from harness import Benchmark, Contender, NotHere, contender, main, output_of
-from machine import chill, list_tree, memory_of_self, prime, reset_peak, warm
+from machine import chill, fio, list_tree, memory_of_self, prime, reset_peak, warm
 from report import Claim, Column
 
 # A row is a function of a `Place` that opens what it reads, and returns a `Row`.
 
 PREAD = "limit: os.pread loop"
 MMAP = "limit: slices of one mmap"
+FIO, DEVICE = "limit: fio", "limit: fio, O_DIRECT, 32 at once"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,21 @@ def bare_mmap(place: Place) -> Row:
         return view[start:stop]
 
     return Row(len(places), get)
+
+
+@contender(FIO, imports="readers", data="ours", note="our shards in blocks of the mean size, by the page cache")
+@contender(DEVICE, imports="readers", data="ours", note="the device without the page cache", depth=32)
+def of_fio(place: Place, chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    import readers
+
+    depth = chosen.options.get("depth", 1)
+    if not shutil.which("fio") or (depth > 1 and not arguments.cold):
+        raise NotHere("needs fio, and --cold for the device")
+    with readers.open(place.data("ours")) as reader:
+        files, block = sorted({reader.byte_range(i)[0] for i in range(len(reader))}), int(reader.sizes().mean())
+    mode = "read" if arguments.mode == "sequential" else "randread"
+    rate = fio(files, block, depth, direct=depth > 1, mode=mode)
+    return dict.fromkeys(("samples_s", "again_samples_s")[: 2 - arguments.cold], rate)
 
 
 def _ours(place: Place, batch: bool = False, **options: Any) -> Row:
@@ -226,6 +243,8 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     place = _place(arguments)
     how = chill([place.data(chosen.options["data"])]) if arguments.cold else "warm"
     prime(_PRIME_BYTES[arguments.cold])
+    if chosen.name in (FIO, DEVICE):
+        return {**chosen.function(place, chosen, arguments), "cache": how}
     reset_peak()
     started = time.perf_counter()
     row: Row = chosen.function(place)
@@ -302,7 +321,7 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
             Column("file_mb", "mapped file MB"),
         ),
         key=key,
-        limits=((key, PREAD), (key, MMAP)),
+        limits=((key, PREAD), (key, MMAP), (key, FIO), (key, DEVICE)),
         measure=measure,
         before=before,
         claims=_claims(arguments),
