@@ -64,8 +64,8 @@ class Fields:
         for name in self.wanted:
             if name == "image" and name not in reader.fields:
                 raise UnknownNameError(
-                    f"no field 'image': batches of images are asked for, and this set has {', '.join(reader.fields)}; "
-                    f"take  readers.torch.ImageDataset(reader)  in a DataLoader, which hands out {reader.fields[0]!r}"
+                    f"no field 'image': batches of images need one, and this set has {', '.join(reader.fields)}; "
+                    f"take  readers.torch.ImageDataset(reader)  in a DataLoader, which returns {reader.fields[0]!r}"
                 )
             if name not in known:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")

@@ -553,7 +553,7 @@ class Announcer:
             return
         if self._better:
             warnings.warn(
-                f"samples of one block of this order go to several processes, so each is fetched by itself; faster is  "
+                f"samples of one block of this order go to several processes, which each fetch it; faster is  "
                 f"{self._better}",
                 stacklevel=2,
             )

@@ -327,7 +327,7 @@ class ImageDataset(Dataset[Any]):
             raise name_sample(
                 self.reader,
                 int(index),
-                "it is bad and a single sample cannot be skipped: ask for batches, or use on_error='substitute'",
+                "it is bad and a single sample cannot be skipped: request batches, or use on_error='substitute'",
             )
         return items[0]
 
