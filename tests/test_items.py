@@ -470,5 +470,5 @@ def test_arrays_of_any_type_become_tensors(tmp_path: Path) -> None:
 
 def test_rocal_refuses_fields_that_could_not_follow_its_random_ops(reader: readers.Reader) -> None:
     source: Any = SimpleNamespace(reader=reader)
-    with pytest.raises(ValueError, match="rocAL draws by itself what happens to an image, and boxes would not follow"):
+    with pytest.raises(ValueError, match="rocAL draws the random ops of images itself, and boxes would not follow"):
         RocalLoader(None, source, fields=("image", "boxes"))
