@@ -202,7 +202,9 @@ def take_pictures(place: Path, output: Path, scratch: Path) -> None:
             for name, fragment, width, is_dark, ready in VIEWS:
                 url = predicted.url if name == "predictions" else viewing.url
                 page = browser.open(f"{url}#{fragment.format(number)}", width=width, dark=is_dark)
-                page.wait(f"{ready} && [...document.images].every(image => image.complete)")
+                page.wait(
+                    f"{ready} && [...document.images].every(image => image.complete) && !document.getAnimations().length"
+                )
                 page.screenshot(scratch / "page.png")
                 with Image.open(scratch / "page.png") as image:
                     image.save(output / f"view-{name}.webp", quality=78, method=6)
