@@ -23,7 +23,7 @@ LOAD: list[Op] = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(3
 
 
 def photo(seed: int, height: int, width: int, grain: int = 12) -> Pixels:
-    """uint8 [height, width, 3], as smooth as a photograph: resizers differ most on noise, which nothing trains on."""
+    """uint8 [height, width, 3], as smooth as a photograph: resizers differ most on noise, which no model trains on."""
     rng = np.random.default_rng(seed)
     small = Image.fromarray(rng.integers(0, 256, (height // grain + 2, width // grain + 2, 3), np.uint8))
     return np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
@@ -41,7 +41,7 @@ def on_the_cpu(
     planar: bool = False,
     compose: bool = False,
 ) -> torch.Tensor:
-    """[n, 3, height, width], as ImageLoader makes them without a device."""
+    """float [n, 3, height, width], as ImageLoader makes the images without a device."""
     recipe, jobs = Recipe(ops), plan_for(ops, images, compose=compose).jobs()
     assert recipe.out_size is not None
     finish, renderer = Finish(dtype, planar, recipe.normalize), Renderer(recipe.interpolation)
@@ -58,7 +58,7 @@ def on_the_cpu(
 def on_a_device(
     ops: Sequence[Op], images: Sequence[Pixels], device: torch.device = CPU, compose: bool = False, **options: Any
 ) -> torch.Tensor:
-    """The same by the renderer for devices."""
+    """The same batch, made by the renderer for devices."""
     recipe = Recipe(ops)
     assert recipe.out_size is not None
     pictures = [Picture(torch.from_numpy(image.copy()).to(device).permute(2, 0, 1)) for image in images]
@@ -71,12 +71,12 @@ def on_a_device(
 def by_pillow(
     image: Pixels, plan: Plan, i: int, interpolation: Image.Resampling = Image.Resampling.BILINEAR
 ) -> Image.Image:
-    """The boxes and flips of a plan, for its image number i."""
+    """The boxes and flips of image number i of a plan, made with Pillow."""
     b = plan.boxes
     box = (b.left[i], b.top[i], b.left[i] + b.width[i], b.top[i] + b.height[i])
     made = Image.fromarray(image).crop(box).resize((b.resized_width[i], b.resized_height[i]), interpolation)
     top, left = b.crop_top[i], b.crop_left[i]
-    made = made.crop((left, top, left + b.out_width[i], top + b.out_height[i]))  # black outside
+    made = made.crop((left, top, left + b.out_width[i], top + b.out_height[i]))  # Pillow fills the outside with black
     for flipped, how in (
         (plan.hflip[i], Image.Transpose.FLIP_LEFT_RIGHT),
         (plan.vflip[i], Image.Transpose.FLIP_TOP_BOTTOM),

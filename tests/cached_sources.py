@@ -23,7 +23,7 @@ def pack_set(source: Path, output: Path, **options: Any) -> Path:
 
 
 def images(reader: Any) -> list[bytes]:
-    """Of all samples."""
+    """The encoded images of all samples."""
     return [bytes(data) for data in reader.read_many(range(len(reader)))]
 
 
@@ -65,7 +65,7 @@ class SlowStore(StoreOver):
 
 
 class SlowReader(Reader):
-    """A reader over a `SlowStore`. Rows are those of the table: samples, where there is one field."""
+    """A reader over a `SlowStore`. Rows are rows of the table, which are samples where the set has one field."""
 
     store: SlowStore
 

@@ -33,20 +33,20 @@ def made_jpeg(
 
 
 def exact(data: bytes) -> npt.NDArray[np.uint8]:
-    """libjpeg-turbo's exact decode, as stored."""
+    """The exact pixels of libjpeg-turbo, without rotation by orientation."""
     pixels: npt.NDArray[np.uint8] = simplejpeg.decode_jpeg(data, "RGB", fastdct=False, fastupsample=False)
     return pixels
 
 
 def reduced(data: bytes, factor: int) -> npt.NDArray[np.uint8]:
-    """The same at 1/factor of the size, which must not be more than the sides: Pillow chooses the scale exactly."""
+    """The same pixels at 1/factor of the size. factor is at most the sides: only then does Pillow choose this scale."""
     with Image.open(io.BytesIO(data)) as image:
         image.draft("RGB", (image.width // factor, image.height // factor))
         return np.asarray(image.convert("RGB"))
 
 
 def stored_coefficients(data: bytes) -> tuple[list[npt.NDArray[np.int64]], list[npt.NDArray[np.int64]]]:
-    """Blocks [rows, columns, 8, 8] of each component, and its multipliers [8, 8], read as the layout is documented."""
+    """Blocks [rows, columns, 8, 8] of each component, and its multipliers [8, 8], read by the documented layout."""
     height, width, _, components, sampling, _, _ = struct.unpack_from("<HHBBBBI", data, 12)
     across, down = divmod(sampling, 16)
     at = 24 + 128 * components
@@ -98,6 +98,6 @@ def _read_row(row: bytes, found: npt.NDArray[np.int64]) -> None:
 
 
 def _position(bit: int) -> tuple[int, int]:
-    """(line, column): tiles of two lines and four columns, a byte each."""
+    """(line, column) of a bit of a mask: tiles of two lines and four columns, a byte each."""
     tile, inner = divmod(bit, 8)
     return 2 * (tile // 2) + inner % 2, 4 * (tile % 2) + inner // 2

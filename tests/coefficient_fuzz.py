@@ -1,12 +1,12 @@
-"""Give the codec damaged coefficients and damaged JPEGs, between pages that no one may touch.
+"""Pass damaged coefficients and damaged JPEGs to the codec, between protected memory pages.
 
     PYTHONPATH=. python tests/coefficient_fuzz.py decode|encode|strips|affine|files TRIALS SEED
     PYTHONPATH=. python tests/coefficient_fuzz.py read|write|read-facts|read-heap|write-heap|read-facts-heap 1 SEED
 
-An access outside of the bytes of an image or of its pixels ends the process with SIGSEGV; the codec's own memory is
-checked where it is built with AddressSanitizer (CODEC=FOLDER names the folder of that build; VARIANT=NAME the variant).
-`read` and `write` show that a fault is seen: they lie about the length of the bytes or of the pixels, between pages or
-on the heap. Prints how many trials ended how.
+An access outside the bytes or the pixels of an image ends the process with SIGSEGV. The codec's own memory is checked
+in a build with AddressSanitizer (CODEC=FOLDER names the folder of that build; VARIANT=NAME the variant). `read` and
+`write` show that faults are detected: they pass a wrong length of the bytes or of the pixels, between pages or on the
+heap. Prints the number of trials by outcome.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MOST_PAGES = 512
 
 
 class Guarded:
-    """Memory that ends, or begins, at a page that no one may touch."""
+    """Memory that ends, or begins, at a protected page."""
 
     def __init__(self, pages: int = MOST_PAGES) -> None:
         self.map = mmap.mmap(-1, (pages + 2) * PAGE)
@@ -73,17 +73,17 @@ def images() -> list[bytes]:
 
 
 def spoiled(rng: np.random.Generator, data: bytes, shape: Shape) -> bytes:
-    """Flips, truncation, and lies in the index, whose checksum nobody compares."""
+    """Damage by flips, truncation, or wrong entries in the index, whose checksum is not compared."""
     damaged = bytearray(data)
     kind = rng.integers(5)
     index = np.frombuffer(damaged, "<u4", (shape.rows_at - shape.index_at) // 4, shape.index_at)
-    if kind == 0:  # any bytes behind the header
+    if kind == 0:  # any bytes after the header
         for _ in range(rng.integers(1, 12)):
             damaged[rng.integers(24, len(damaged))] = rng.integers(256)
-    elif kind == 1:  # lies that may pass for truth
+    elif kind == 1:  # wrong entries that are plausible
         entry = rng.integers(len(index))
         index[entry] = (int(index[entry]) + int(rng.integers(-40, 41))) & 0xFFFFFFFF
-    elif kind == 2:  # and others
+    elif kind == 2:  # wrong entries that are not
         entry, far = rng.integers(len(index)), int(rng.choice([0, 1, 2**31 - 1, 2**31, 2**32 - 1, len(damaged)]))
         index[entry] = rng.choice([far, rng.integers(2**32), len(damaged) - rng.integers(70)])
     elif kind == 3:  # heads and masks, which say how long the parts of a row are
@@ -98,8 +98,8 @@ def spoiled(rng: np.random.Generator, data: bytes, shape: Shape) -> bytes:
 
 
 def spoiled_jpeg(rng: np.random.Generator, data: bytes, trial: int) -> bytes:
-    """Changed bytes: three times of four codes and bits of a scan, otherwise of the scan with its head, or of all, and
-    sometimes a part left out. A scan without a new marker is what reaches the codec's loops."""
+    """Change some bytes of a JPEG: in three of four trials codes and bits of the scan, otherwise the scan with its
+    header or the whole file; sometimes cut out a part. Only a scan without a new marker reaches the codec's loops."""
     damaged = bytearray(data)
     scan = damaged.index(b"\xff\xda")
     start = 0 if trial % 8 == 0 else scan - 4
@@ -132,8 +132,8 @@ def region_of(rng: np.random.Generator, shape: Shape, trial: int) -> tuple[int, 
 
 
 def run(codec: object, name: str, before: tuple[object, ...], region: tuple[int, ...], how: tuple[object, ...]) -> int:
-    """Pixels of a region, or of it resized in one of two rows, between the pages. how: random numbers, memory, whether
-    to resize."""
+    """Decode a region between the pages, or decode and resize it in one of two ways. how: random numbers, memory,
+    whether to resize."""
     rng, memory, place, resizes = how
     lines, columns = region[4:]
     if not resizes:
@@ -175,7 +175,7 @@ def fuzz_decoder(trials: int, rng: np.random.Generator) -> Counter[str]:
 
 
 def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
-    """Boxes of damaged JPEGs."""
+    """Decode boxes of damaged JPEGs."""
     codec, counts, data, pixels = load_codec(), Counter[str](), Guarded(), Guarded()
     sizes = ((64, 80), (97, 130), (200, 66))
     sources = [made_jpeg(*size, kind, 90, seed=n) for n, size in enumerate(sizes) for kind in (*SAMPLINGS, "gray")]
@@ -200,7 +200,7 @@ def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
 
 
 def fuzz_affine(trials: int, rng: np.random.Generator) -> Counter[str]:
-    """Images of any size, mirrored or not, by any map, to a part of any grid."""
+    """Sample images of any size, mirrored or not, by any map, into a part of any grid."""
     codec, counts, data, pixels = load_codec(), Counter[str](), Guarded(), Guarded()
     for trial in range(trials):
         place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
@@ -241,7 +241,8 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
 
 
 def fuzz_files(trials: int, rng: np.random.Generator) -> Counter[str]:
-    """The headers of damaged JPEGs, which are as Python parses them, and files of any size in rooms of any size."""
+    """Compare the headers of damaged JPEGs with those that Python parses, and copy files of any size into buffers of
+    any size."""
     codec, counts, data = load_codec(), Counter[str](), Guarded()
     more: tuple[dict[str, Any], ...] = (
         {"progressive": True},
@@ -272,7 +273,7 @@ def fuzz_files(trials: int, rng: np.random.Generator) -> Counter[str]:
 
 
 def beyond(what: str) -> None:
-    """Reads from behind the bytes of an image, or writes behind its pixels: the process must end here."""
+    """Read beyond the bytes of an image, or write beyond its pixels: the process must end here."""
     kept = encode_strictly(made_jpeg(64, 64))
     shape = parse_coefficients(kept)
     longer = 4 * PAGE

@@ -1,6 +1,6 @@
 """The Triton kernels that finish coefficients, against the decoder for CPUs. Not collected:
-`test_coefficients_device.py` runs it in a process of its own under Triton's interpreter, which has to be chosen before
-triton is imported."""
+`test_coefficients_device.py` runs this file in a separate process under Triton's interpreter, which has to be chosen
+before triton is imported."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ from readers.decode.device import Picture, upright_tensor
 from readers.loader import ImageLoader
 
 CPU = torch.device("cpu")
-# Not so small that the CPU decodes the JPEG at a fraction, which the device does not.
+# Large enough that the CPU does not decode the JPEG at a reduced scale, which the device never does.
 CROP: list[Op] = [RandomResizedCrop((16, 24), (0.5, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()]
 
 
 @pytest.fixture(autouse=True)
 def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launch makes `triton.language` work without a GPU; that our functions do so again takes half of the time."""
+    """Patch `triton.language` once: a launch patches it to work without a GPU, and repeating that for each of our
+    functions takes half of the time."""
     assert os.environ.get("TRITON_INTERPRET") == "1"
     original = InterpretedFunction.__call__
 
@@ -53,7 +54,7 @@ def kept(*arguments: Any, **options: Any) -> bytes:
 
 
 def check(images: list[bytes], regions: list[Region]) -> None:
-    """One batch: the pixels that the CPU makes."""
+    """Compare one batch with the pixels that the CPU makes."""
     decoder = CoefficientDecoder(CPU)
     uploaded = decoder.upload(images, [vetted_shape(image) for image in images])
     for image, region, found in zip(images, regions, decoder.decode(uploaded, regions), strict=True):
@@ -63,7 +64,7 @@ def check(images: list[bytes], regions: list[Region]) -> None:
 
 # --- pixels -------------------------------------------------------------------------------------------------------
 BOXES: dict[str, tuple[tuple[int, int], list[Region]]] = {
-    # whole, at odd sides, and at each scale; inside; at the lower right edge; not interpolated
+    # the whole image, at odd sides, and at each scale; inside; at the lower right edge; not interpolated
     "420": ((18, 19), [Region(0, 0, 18, 19), Region(0, 0, 18, 19, 2), Region(0, 0, 18, 19, 8), Region(5, 7, 3, 1)]),
     "422": ((9, 35), [Region(0, 0, 9, 35), Region(0, 0, 9, 35, 4), Region(0, 0, 9, 35, 8), Region(8, 17, 1, 18)]),
     "440": ((18, 9), [Region(0, 0, 18, 9), Region(8, 0, 10, 9, 4), Region(2, 3, 4, 2, 1, True)]),
@@ -73,14 +74,14 @@ BOXES: dict[str, tuple[tuple[int, int], list[Region]]] = {
 
 
 @pytest.mark.parametrize("sampling", BOXES)
-def test_boxes_at_every_scale_are_those_of_the_cpu(sampling: str) -> None:
-    """All boxes of an image in one batch."""
+def test_boxes_at_every_scale_equal_those_of_the_cpu(sampling: str) -> None:
+    """All boxes of an image are one batch."""
     size, regions = BOXES[sampling]
     check([kept(*size, sampling)] * len(regions), regions)
 
 
 def test_rows_of_many_blocks_and_of_large_coefficients() -> None:
-    """More blocks than a program makes at once, skipped or not; digits above 8 bits; a column of chroma."""
+    """More blocks than a program handles at once, skipped or not; digits above 8 bits; a column of chroma."""
     wide, large = kept(3, 270, "gray"), random_blocks(np.random.default_rng(1), 8, 270, [(1, 1)], largest=300)
     images = [wide, wide, encode_strictly(Jpeg(8, 270, [(1, 1)], large).encode(), 200), kept(1, 2, "420")]
     check(images, [Region(0, 0, 3, 270), Region(1, 261, 2, 9), Region(0, 250, 8, 20), Region(0, 0, 1, 2)])
@@ -100,8 +101,8 @@ def test_orientations() -> None:
 
 
 # --- damage -------------------------------------------------------------------------------------------------------
-def test_what_the_cpu_refuses_is_refused_and_nothing_else_is_read() -> None:
-    """Rows of any bytes, which end at memory that no one may touch."""
+def test_data_that_the_cpu_refuses_is_refused_without_a_read_outside() -> None:
+    """Rows of arbitrary bytes, which end at a protected page."""
     rng, memory, decoder, counts = np.random.default_rng(2), Guarded(4), CoefficientDecoder(CPU), Counter[bool]()
     source = kept(8, 24, "gray")
     shape, region = vetted_shape(source), Region(0, 0, 8, 24)
@@ -144,7 +145,7 @@ def test_an_index_that_lies_is_refused_before_anything_is_copied(change: int) ->
 # --- the loader ---------------------------------------------------------------------------------------------------
 @pytest.fixture
 def base(tmp_path: Path) -> readers.Reader:
-    """Two that are kept as coefficients; a JPEG of a sampling that is not, for the device; a PNG."""
+    """Two images that are kept as coefficients; a JPEG with another sampling, for the device; a PNG."""
     images = {
         "444.jpg": made_jpeg(7, 12, "444"),
         "other.png": encoded(picture(31, 37, 6), "PNG"),
@@ -162,7 +163,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> Double:
 
 
 def loaders(reader: readers.Reader, base: readers.Reader, **more: Any) -> tuple[ImageLoader, ImageLoader]:
-    """One that decodes on the device, and one that does not."""
+    """One loader that decodes on the device, and one that does not."""
     options: dict[str, Any] = {"seed": 4, "tail": "exact", "exact_colours": True, "augment": CROP, **more}
     plain = {name: value for name, value in options.items() if name != "cpu_share"}
     return ImageLoader(reader, 4, **grouped({"decode": Decode(decoder="torchvision"), **options})), ImageLoader(
@@ -178,8 +179,9 @@ def compare(ours: ImageLoader, plain: ImageLoader) -> None:
             assert float((a.to(torch.float32) - b.to(torch.float32)).abs().max()) <= 1
 
 
-def test_batches_are_those_of_the_cpu(base: readers.Reader, double: Double, place: dict[str, Any]) -> None:
-    """Coefficients go to the kernels, once for all views; JPEGs to the device's decoder; others to the CPU."""
+def test_batches_equal_those_of_the_cpu(base: readers.Reader, double: Double, place: dict[str, Any]) -> None:
+    """Coefficients go to the kernels, once for all views; JPEGs to the decoder of the device; other images to the
+    CPU."""
     with readers.cached(base, keep="coefficients", **place) as reader:
         ours, plain = loaders(reader, base, views=2)
         compare(ours, plain)
@@ -188,10 +190,10 @@ def test_batches_are_those_of_the_cpu(base: readers.Reader, double: Double, plac
 
 
 @pytest.mark.filterwarnings("ignore:the device cpu failed on 1 of the first 3 images:UserWarning")
-def test_what_the_kernels_cannot_decode_the_cpu_does(
+def test_the_cpu_decodes_images_that_the_kernels_cannot(
     base: readers.Reader, double: Double, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Boxes with further ops after the resize."""
+    """Boxes followed by further ops after the resize."""
     decode_all = CoefficientDecoder.decode
 
     def refuse_one(self: Any, uploaded: Any, regions: Any) -> Any:

@@ -29,7 +29,7 @@ import readers
 from cache import list_caches
 
 pytest.register_assert_rewrite("suites")
-# How long an example takes says how busy the machine is, and nothing of the code. EXAMPLES=1000 tries more of them.
+# Time limits on examples measure the load of the machine, not the code. EXAMPLES=1000 tries more examples.
 hypothesis.settings.register_profile(
     "any machine",
     max_examples=int(os.environ.get("EXAMPLES", "40")),
@@ -52,12 +52,12 @@ from packer.testing.samples import Samples, files_of, make_jpeg, turned_image  #
 
 wait_for_no_disk()
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # A shell's background jobs ignore Ctrl-C, and so would all programs that are started and interrupted here.
+    # Background jobs of a shell ignore Ctrl-C, and so would all programs that the tests start and interrupt.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# No test takes as long on a machine that works at all. One that waits for ever fails, and says where each thread stood;
-# where not even that helps, its process ends, which fails the test, too.
+# No test takes this long on a working machine. A hanging test fails, with a stack trace of every thread; if that does
+# not help either, its process ends, which also fails the test.
 TEST_SECONDS, LAST_SECONDS = 600, 720
 _UNLIMITED = ("cluster", "corpora", "experiments", "faults", "slurm", "timing", "wheels")
 _stderr: list[int] = []
@@ -70,7 +70,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Limits a test with its fixtures."""
+    """Limits the time of a test including its fixtures."""
     if any(item.get_closest_marker(name) for name in _UNLIMITED):
         return (yield)
 
@@ -100,13 +100,13 @@ def jpeg() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
-    """What the suites read."""
+    """The samples that the suites read."""
     return Samples(tmp_path_factory.mktemp("samples"))
 
 
 @pytest.fixture(scope="session")
 def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Packs a source, once for each set of options; tests may not write to the result."""
+    """Packs a source once for each set of options; tests may not write to the result."""
     made: dict[Any, Path] = {}
 
     def pack(source: Path, to: str = "tar", **options: Any) -> Path:
@@ -121,14 +121,14 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 @pytest.fixture(scope="session")
 def spawned() -> Iterator[ProcessPoolExecutor]:
-    """A process that was not forked from this one, for many tests to use."""
+    """A process that was spawned, not forked, shared by many tests."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         yield pool
 
 
 @pytest.fixture
 def elsewhere(spawned: ProcessPoolExecutor) -> Callable[..., Any]:
-    """Calls function(*arguments) in another process, with this one's environment, and gives the result."""
+    """Calls function(*arguments) in another process with the environment of this one, and returns the result."""
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         return spawned.submit(_call, dict(os.environ), pickle.dumps((function, arguments))).result(timeout=300)
@@ -145,7 +145,7 @@ def _call(environ: dict[str, str], work: bytes) -> Any:
 
 @pytest.fixture(scope="session")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """train and val with three classes each, 12 and 3 images a class; tests may not write to it."""
+    """train and val with three classes each, 12 and 3 images a class; tests may not write to the tree."""
     names = [
         f"{split}/{name}/{name}_{number:03d}.JPEG"
         for split, count in (("train", 12), ("val", 3))
@@ -158,7 +158,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def source(tree: Path, pack: Callable[..., Path]) -> Path:
-    """`tree` as a packed set of 9 and 3 shards; no test may write to it."""
+    """`tree` as a packed set of 9 and 3 shards; tests may not write to the set."""
     return pack(tree, samples_per_shard=4)
 
 
@@ -172,7 +172,7 @@ def tree_of(root: Path, files: Mapping[str, bytes]) -> Path:
 
 @pytest.fixture
 def reader(request: pytest.FixtureRequest) -> Iterator[readers.Reader]:
-    """Of the set that the fixture `packed` of a module makes: its only split, or train."""
+    """A reader of the set from the module's fixture `packed`: of its only split, or of train."""
     with readers.open(request.getfixturevalue("packed")) as opened:
         yield opened
 
@@ -181,7 +181,7 @@ _OTHER_NAMES = {"samples_per_shard": "samples", "shard_size": "size", "split_fra
 
 
 def by_subject(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
-    """Arguments for `packer.convert`, of the options by their own names; those of no subject as they are."""
+    """Arguments for `packer.convert`: options are grouped into their subjects by name; the other options stay."""
     options = {_OTHER_NAMES.get(name, name): value for name, value in (defaults | dict(options)).items()}
     kinds = {"choose": packer.Choose, "images": packer.Images, "shards": packer.Shards, "run": packer.Run}
     found: dict[str, Any] = {}
@@ -193,19 +193,19 @@ def by_subject(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
 
 
 def convert(source: Any, output: Path, to: str = "tar", **options: Any) -> packer.ConvertResult:
-    """`packer.convert` in this process, with the options of all subjects by their own names."""
+    """`packer.convert` in this process, with the options of all subjects as plain keyword arguments."""
     return packer.convert(source, to, output, **by_subject(options, workers=1))
 
 
 def pack_few(root: Path, count: int, size: tuple[int, int] = (40, 32), to: str = "tar", **options: Any) -> Path:
-    """A packed set of JPEGs of one size in three classes, in turn."""
+    """A packed set of JPEGs of one size, which are in three classes in turn."""
     tree_of(root / "images", {f"class{i % 3}/{i:02d}.jpg": make_jpeg(i, size) for i in range(count)})
     return packer.convert(root / "images", to=to, output=root / "set", **by_subject(options, workers=1)).output
 
 
 @pytest.fixture(scope="session")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """42 images of several sizes, upright and turned, in two classes; tests may not write to it."""
+    """42 images of various sizes, upright and rotated, in two classes; tests may not write to the folder."""
     names = [f"train/{('ant', 'bee')[number % 2]}/{number:02d}.jpg" for number in range(42)]
     files = {name: turned_image(number, (56 + 4 * (number % 5), 64)) for number, name in enumerate(names)}
     return tree_of(tmp_path_factory.mktemp("photos") / "images", files)
@@ -222,14 +222,14 @@ def processes_end() -> Iterator[None]:
 
 
 class Hanging(Protocol):
-    """Runs something that must not hang."""
+    """Runs work that must not hang."""
 
     def __call__(self, work: Callable[[], object], seconds: float = 300.0) -> None: ...
 
 
 @pytest.fixture
 def hanging() -> Hanging:
-    """Calls `work` and raises what it raises; a test fails where that takes longer than `seconds`."""
+    """Calls `work` and re-raises its error; the test fails if the call takes longer than `seconds`."""
 
     def call(work: Callable[[], object], seconds: float = 300.0) -> None:
         raised: list[BaseException | None] = []
@@ -265,7 +265,7 @@ def place(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 @pytest.fixture
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a full tmpfs."""
+    """Allocation fails as on a full tmpfs."""
 
     def full(descriptor: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -298,7 +298,7 @@ def double(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 def real_rocal() -> str | None:
-    """Where rocAL is, whether or not it can be loaded."""
+    """The path of rocAL, whether or not it can be loaded."""
     spec = importlib.util.find_spec("amd") and importlib.util.find_spec("amd.rocal")
     return None if spec is None or not spec.origin else str(Path(spec.origin).parent)
 
@@ -309,7 +309,7 @@ def pytest_report_header() -> str:
 
 @pytest.fixture
 def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """`rocal_pybind` of the double in tests/rocal_double, which `amd.rocal` then uses; a new one for each test."""
+    """`rocal_pybind` of the double in tests/rocal_double, which `amd.rocal` then uses; a fresh double for each test."""
     tops = ("amd", "rocal_pybind")
     for name in [name for name in sys.modules if name.partition(".")[0] in tops]:
         monkeypatch.delitem(sys.modules, name)
@@ -321,9 +321,9 @@ def rocal_double(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 @pytest.fixture
 def rocal(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """rocAL itself where it is importable (None), otherwise the double, which must have seen no fault."""
+    """rocAL itself where it is importable (None), otherwise the double, which must not have recorded a fault."""
     if real_rocal() is not None:
-        importlib.import_module("amd.rocal.pipeline")  # one that exists and cannot be loaded is an error
+        importlib.import_module("amd.rocal.pipeline")  # an installed rocAL that cannot be loaded is an error
         yield None
         return
     double = request.getfixturevalue("rocal_double")
@@ -337,7 +337,7 @@ Packer = Callable[..., "tuple[int, str, str]"]
 
 @pytest.fixture
 def cli_run(capsys: pytest.CaptureFixture[str]) -> Packer:
-    """Runs a command in this process: status, stdout, stderr."""
+    """Runs a command in this process; returns status, stdout, stderr."""
 
     from packer.cli.group import run
 

@@ -1,18 +1,18 @@
-"""Decodes the files named on its standard input by Pillow and by us, within 2 GiB of address space, and says of each,
-as a line of JSON, whether they agree. Run by `test_corpora`, many files a process; a file that ends the process is
-known by its having begun.
+"""Decodes the files named on its standard input with Pillow and with packer, within 2 GiB of address space, and prints
+one line of JSON for each: whether the two agree. `test_corpora` runs it on many files a process; the start of a file is
+printed, too, so a file that ends the process is known.
 
     same            the pixels are Pillow's, whole and in part, in the size and orientation that the header says
-    refused         Pillow reads it, we do not, or packing does not take it
-    differs         other pixels than Pillow's
-    by name         it has no 8-bit RGB form, and we say so; Pillow's would be wrong
+    refused         Pillow reads it, packer does not, or packing does not take it
+    differs         the pixels differ from Pillow's
+    by name         it has no 8-bit RGB form, and packer says so; Pillow's would be wrong
     neither         damaged, or not an image
-    ours alone      we read it, Pillow does not
+    ours alone      packer reads it, Pillow does not
     not ours        Pillow reads it, in a format that is not supported
     crashed         an exception other than BadSampleError
 
-"Pillow's pixels" are: `exif_transpose`, then `convert("RGB")`; of grey with more than 8 bits, where that turns
-nearly all to white, the upper 8 bits.
+"Pillow's pixels" are `exif_transpose`, then `convert("RGB")`. For grey with more than 8 bits, where `convert` turns
+nearly everything white, they are the upper 8 bits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _BITS_PER_SAMPLE, _PLANAR = 258, 284
 
 
 def by_pillow(data: bytes) -> tuple[str, Any]:
-    """(format, pixels); pixels None without an 8-bit RGB form. Raises what Pillow raises."""
+    """(format, pixels); pixels is None where no 8-bit RGB form exists. Raises Pillow's exceptions."""
     with Image.open(io.BytesIO(data)) as image:
         tags = getattr(image, "tag_v2", {})
         bits = max(tags.get(_BITS_PER_SAMPLE, (8,)), default=8)
@@ -59,7 +59,7 @@ def by_pillow(data: bytes) -> tuple[str, Any]:
 
 
 def compared(data: bytes, pixels: Any, scratch: Scratch) -> str:
-    """The fault of packer's pixels, or ""; raises BadSampleError."""
+    """The fault of packer's pixels, or "". Raises BadSampleError."""
     header = read_header(data)
     size = upright_size(header.height, header.width, header.orientation)
     found = decode_image(data, None, scratch, size)
@@ -76,7 +76,7 @@ def compared(data: bytes, pixels: Any, scratch: Scratch) -> str:
 
 
 def verdict(data: bytes, scratch: Scratch) -> tuple[str, str]:
-    """(one of the words above, the reason)."""
+    """(one of the verdicts above, the reason)."""
     pixels: Any = None
     kind, failure = "", ""
     try:
@@ -120,10 +120,10 @@ def main() -> None:
     warnings.simplefilter("ignore")
     out = os.fdopen(os.dup(1), "w")
     silence = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # libtiff and libpng say there what they make of an image
+    for stream in (1, 2):  # libtiff and libpng write warnings about an image there
         os.dup2(silence, stream)
     for media in PLUGINS:
-        missing_plugin(media)  # registers it with Pillow
+        missing_plugin(media)  # registers the format with Pillow
     scratch = Scratch()
     for line in sys.stdin:
         path = Path(line.rstrip("\n"))

@@ -1,4 +1,4 @@
-"""Helpers for the tests of DALI: DALI itself, or the reason to skip them; crops; what two loaders have in common."""
+"""Helpers for the tests of DALI: DALI itself, or the reason to skip them; crops; comparisons of two loaders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loaders with a planted culprit, as a user's script would have them. What waits sleeps, so that CPUs do not matter."""
+"""Loaders with a planted culprit, written like a user's script. Delays sleep, so the number of CPUs does not matter."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Compose:
 
 
 class Wait:
-    """A member of a transform that takes its time; it changes the image in place, as some do."""
+    """A slow member of a transform; it changes the image in place, as some transforms do."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -47,7 +47,7 @@ class Third(Wait):
 
 
 class Images(Dataset[Any]):
-    """Item i is (an image of the value i + 3, i): each of the three members adds one."""
+    """Item i is (an image of the value i + 3, i): each of the three members adds 1."""
 
     def __init__(self, read: float = FAST, members: tuple[float, float, float] = (FAST, FAST, FAST)) -> None:
         self.read = read
@@ -62,7 +62,7 @@ class Images(Dataset[Any]):
 
 
 class Plain(Dataset[Any]):
-    """Without a transform."""
+    """A data set without a transform."""
 
     def __len__(self) -> int:
         return 4000

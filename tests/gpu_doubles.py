@@ -1,7 +1,8 @@
-"""Stand-ins for torchcodec and torchvision: the functions this project calls, with their arguments, results and
-manners, on the CPU by libjpeg: orientation by EXIF, not by XMP. They count calls and fail as the real ones do: as a
-whole for one bad image, and by RuntimeError alone, with the texts of torchcodec 0.17 and torchvision 0.29, read in
-their sources and binaries. Whether the image or the device is at fault these texts do not say."""
+"""Stand-ins for torchcodec and torchvision: the functions that this project calls, with their arguments, results and
+behaviour, on the CPU by libjpeg. They apply orientation from EXIF, not from XMP. They count calls and fail as the
+originals do: the whole call for one bad image, and always by RuntimeError, with the messages of torchcodec 0.17 and
+torchvision 0.29 from their sources and binaries. These messages do not say whether the image or the device is at
+fault."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ _CODEC = "/__w/torchcodec/torchcodec/meta-pytorch/torchcodec/src/torchcodec/_cor
 _VISION = "/__w/vision/vision/pytorch/vision/torchvision/csrc/io/image/cuda/decode_jpegs_cuda.cpp"
 _EMPTY = "torch_empty( size.data(), size.size(), &handle) API call failed at /torch/csrc/stable/ops.h, line 271"
 Fault = Literal["create", "lost", "memory", "bad jpeg"]
-# What they say where every call fails: torchcodec, torchvision.
+# Messages of torchcodec and torchvision where every call fails.
 FAULTS: dict[Fault, tuple[str, str]] = {
     "create": (
         f"CUDAJpegDecoder, {_CODEC}:209, Failed to initialize nvjpeg with hardware backend: 1",
@@ -52,10 +53,10 @@ FAULTS: dict[Fault, tuple[str, str]] = {
 
 
 class Double:
-    """name: of the package. turns: whether EXIF orientation is applied. calls: how many images each call had, those of
-    the probe image left out; probes: how many those were. refuse: bytes that it cannot decode, though the CPU can; True
-    for all but the probe. fault: of every call. after: calls that succeed before the fault. room: images of a call for
-    which there is memory on the device.
+    """name: the package. turns: whether EXIF orientation is applied. calls: the number of images in each call, without
+    the probe image; probes: the number of probe images. refuse: bytes that the double cannot decode, though the CPU
+    can; True for all images but the probe. fault: the error of every call. after: the number of calls that succeed
+    before the fault. room: the number of images in a call that fit into the memory of the device.
     """
 
     def __init__(self, turns: bool) -> None:
@@ -69,7 +70,7 @@ class Double:
         self.wrong_shape = False
 
     def decode_jpeg(self, source: Sequence[torch.Tensor], *, mode: Any, device: torch.device) -> list[torch.Tensor]:
-        """The results are on the CPU for any device."""
+        """Decode; the results are on the CPU for any device."""
         assert isinstance(source, list) and source and getattr(mode, "name", mode) == "RGB"
         assert device.type == "cpu" or device.index is not None
         assert all(one.dtype == torch.uint8 and one.dim() == 1 and one.numel() for one in source)
@@ -101,20 +102,20 @@ class Double:
 
 
 def set_engine(monkeypatch: pytest.MonkeyPatch, engine: bool | None) -> None:
-    """As on a GPU with an engine for JPEGs, without one, or where nvJPEG cannot be asked."""
+    """Act like a GPU with an engine for JPEGs, a GPU without one, or a system where nvJPEG cannot be queried."""
     monkeypatch.setattr("readers.decode.batch.has_jpeg_engine", lambda: engine)
     monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
 
 
 def hide(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As where a package is not installed, its modules that are loaded already included."""
+    """Act as if a package were not installed, even if its modules are loaded."""
     loaded = [module for module in sys.modules if module.startswith(f"{name}.")]
     for module in (name, *loaded):
         monkeypatch.setitem(sys.modules, module, None)
 
 
 def install(monkeypatch: pytest.MonkeyPatch, name: str) -> Double:
-    """A double in place of torchcodec or torchvision."""
+    """Install a double in place of torchcodec or torchvision."""
     double = Double(turns=name == "torchcodec")
     package, module = ModuleType(name), ModuleType({"torchcodec": "decoders", "torchvision": "io"}[name])
     module.decode_jpeg = double.decode_jpeg  # type: ignore[attr-defined]
@@ -128,7 +129,8 @@ def install(monkeypatch: pytest.MonkeyPatch, name: str) -> Double:
 
 # --- a CUDA device ------------------------------------------------------------------------------------------------
 class Garbage(torch.Tensor):
-    """A tensor on the CPU that says where it is: a copy to the device has its values only once its stream has run."""
+    """A tensor on the CPU that pretends to be on a device: a copy to the device has its values only once its stream has
+    run."""
 
     cuda: FakeCuda
     place: torch.device
@@ -152,13 +154,13 @@ class Garbage(torch.Tensor):
         return Garbage.of(self.cuda, self, pinned=True)
 
     def to(self, device: torch.device, *, non_blocking: bool) -> Garbage:
-        assert self.pinned and non_blocking, "a copy from pageable memory makes the host wait"
+        assert self.pinned and non_blocking, "a copy from pageable memory, for which the host waits"
         there = Garbage.of(self.cuda, torch.full_like(self, -1).as_subclass(torch.Tensor), str(device))
         source = weakref.ref(self)
 
         def copy() -> None:
             read = source()
-            if read is not None:  # else its memory is someone else's by now
+            if read is not None:  # otherwise the memory may belong to another tensor by now
                 torch.Tensor.copy_(there, read)
 
         self.cuda.here().queue(copy)
@@ -169,14 +171,14 @@ class Garbage(torch.Tensor):
 
 
 class FakeStream:
-    """Work that is done in order when somebody waits for it, and not before."""
+    """Work that is done in order when a wait asks for it, and not earlier."""
 
     def __init__(self, cuda: FakeCuda, name: str) -> None:
         self.cuda, self.name = cuda, name
         self._lock = threading.Lock()
         self._queued: list[Callable[[], None]] = []
         self._done = 0
-        self.copies = threading.Semaphore(0)  # those that were queued and nobody has waited for here
+        self.copies = threading.Semaphore(0)  # queued copies that no wait in this test has seen yet
 
     def queue(self, work: Callable[[], None]) -> None:
         self._queued.append(work)
@@ -203,7 +205,7 @@ class FakeStream:
 
 
 class FakeCuda:
-    """Streams of torch.cuda, with copies that happen as late as they may. recorded: (stream, id of a tensor)."""
+    """The streams of torch.cuda, with copies done as late as allowed. recorded: (stream, id of a tensor)."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.recorded: list[tuple[str, int]] = []
@@ -229,5 +231,5 @@ class FakeCuda:
         return getattr(self._current, "stream", self.consumer)
 
     def tensor(self, *values: float, pinned: bool = False) -> Garbage:
-        """On the host."""
+        """A tensor on the host."""
         return Garbage.of(self, torch.tensor(values), pinned=pinned)

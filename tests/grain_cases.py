@@ -1,5 +1,5 @@
-"""Grain itself over `GrainSource`: its orders, shards, worker processes, checkpoints, and what a source gives.
-Not collected: `test_training_kills.py` runs it in a process of its own."""
+"""Grain over `GrainSource`: orders, shards, worker processes, checkpoints, and the items of a source. Not collected:
+`test_training_kills.py` runs this file in a separate process."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def grain() -> Any:
     found = pytest.importorskip("grain", reason="grain is not installed")
     from absl import flags
 
-    flags.FLAGS.mark_as_parsed()  # its worker processes read them
+    flags.FLAGS.mark_as_parsed()  # the worker processes of Grain read these variables
     return found
 
 
@@ -48,7 +48,7 @@ def keys_of(batches: Any) -> list[str]:
 
 
 # --- the source -----------------------------------------------------------------------------------------------------
-def test_a_sample_is_what_the_reader_says(reader: readers.Reader) -> None:
+def test_a_sample_equals_that_of_the_reader(reader: readers.Reader) -> None:
     source = pickle.loads(pickle.dumps(GrainSource(reader, (*FIELDS, "index"))))
     assert len(source) == COUNT and repr(source) == repr(GrainSource(reader, (*FIELDS, "index")))
     sample = source[np.int64(4)]
@@ -61,7 +61,7 @@ def test_a_sample_is_what_the_reader_says(reader: readers.Reader) -> None:
         source[COUNT]
 
 
-def test_images_are_those_of_the_loader(reader: readers.Reader) -> None:
+def test_images_equal_those_of_the_loader(reader: readers.Reader) -> None:
     images, _ = next(iter(ImageLoader(reader, BATCH, shuffle=False, decode=Decode(layout="NHWC"), threads=1)))
     with cached(reader, keep="decoded", backend="memfd") as kept:
         for source in (GrainSource(reader), GrainSource(kept), GrainSource(kept)):
@@ -119,7 +119,7 @@ IN_PROCESSES: dict[str, Make] = {
 
 
 def check_resume(grain: Any, make: Make, reader: readers.Reader) -> None:
-    """A state in mid-epoch, as bytes, and what follows it in new objects."""
+    """Compare the continuation after a state in mid-epoch, as bytes, in new objects with the uninterrupted run."""
 
     def begin() -> Any:
         return iter(make(grain, GrainSource(reader, FIELDS)))
@@ -129,7 +129,7 @@ def check_resume(grain: Any, make: Make, reader: readers.Reader) -> None:
     state = iterator.get_state()
     whole = seen + keys_of(iterator)
     assert len(whole) == len(set(whole)) == COUNT
-    for more in (0, 1, 0, 2):  # a chain of resumes, some without a step
+    for more in (0, 1, 0, 2):  # a chain of resumes, some of them without a step
         restored = begin()
         restored.set_state(state if isinstance(state, bytes) else json.loads(json.dumps(state)))
         seen += [key for _ in range(more) for key in next(restored)["key"]]
@@ -144,13 +144,13 @@ def test_a_state_in_mid_epoch_continues_exactly(grain: Any, reader: Any, name: s
 
 @pytest.mark.faults
 @pytest.mark.parametrize("name", IN_PROCESSES)
-def test_so_it_does_with_worker_processes(grain: Any, reader: Any, name: str) -> None:
+def test_a_state_in_mid_epoch_continues_exactly_with_worker_processes(grain: Any, reader: Any, name: str) -> None:
     check_resume(grain, IN_PROCESSES[name], reader)
 
 
 @pytest.mark.faults
-def test_its_handler_of_checkpoints_saves_and_restores(grain: Any, packed: Path, tmp_path: Path) -> None:
-    """In another process, since it starts JAX, after which a process should not fork."""
+def test_the_checkpoint_handler_saves_and_restores(grain: Any, packed: Path, tmp_path: Path) -> None:
+    """Runs in another process, since the handler starts JAX, and a process should not fork afterwards."""
     code = f"""
 import grain, readers
 from etils import epath
@@ -189,7 +189,7 @@ def test_shards_of_processes_make_an_epoch(grain: Any, reader: Any) -> None:
 
 
 def test_a_checkpoint_of_another_set_is_refused(grain: Any, reader: Any) -> None:
-    """Grain compares the `repr` of sources: its data loader, not its data sets."""
+    """Grain's data loader compares the `repr` of sources, its data sets do not."""
     iterator = iter(data_loader(grain, GrainSource(reader, FIELDS)))
     next(iterator)
     other = iter(data_loader(grain, GrainSource(reader.select(indices=range(COUNT)), FIELDS)))
@@ -198,7 +198,7 @@ def test_a_checkpoint_of_another_set_is_refused(grain: Any, reader: Any) -> None
 
 
 def test_ops_of_a_data_set_draw_by_the_place_in_the_run(grain: Any, reader: Any) -> None:
-    """The recipe of docs/jax.md: boxes are drawn again in each epoch, and a restored run draws the same."""
+    """The recipe of docs/jax.md: boxes are drawn afresh in each epoch, and a restored run draws the same boxes."""
     ops = [RandomResizedCrop(4), RandomHorizontalFlip()]
     dataset = ImageDataset(reader, ops, fields={"image": "image", "key": "key"})
 

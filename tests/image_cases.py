@@ -1,4 +1,4 @@
-"""Images for the tests of headers, decoders and packing, and Pillow's pixels of them."""
+"""Images for the tests of headers, decoders and packing, and their pixels by Pillow."""
 
 from __future__ import annotations
 
@@ -59,24 +59,24 @@ def pillow_rgb(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
 
 
 def chunk(kind: bytes, contents: bytes) -> bytes:
-    """A chunk of a PNG."""
+    """A PNG chunk."""
     return struct.pack(">I", len(contents)) + kind + contents + struct.pack(">I", zlib.crc32(kind + contents))
 
 
 def with_chunks(png: bytes, *chunks: bytes, at_the_end: bool = False) -> bytes:
-    """A PNG with further chunks, behind IHDR or before IEND."""
+    """A PNG with further chunks, after IHDR or before IEND."""
     place = len(png) - 12 if at_the_end else 33
     return png[:place] + b"".join(chunks) + png[place:]
 
 
 def with_segments(jpeg: bytes, *contents: bytes, marker: int = 0xE1) -> bytes:
-    """A JPEG with further segments, APP1 by default, directly behind its start."""
+    """A JPEG with further segments, APP1 by default, directly after its start marker."""
     segments = (bytes((0xFF, marker)) + struct.pack(">H", len(one) + 2) + one for one in contents)
     return jpeg[:2] + b"".join(segments) + jpeg[2:]
 
 
 def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<") -> bytes:
-    """EXIF with this one entry, a number of a TIFF type (or a text, for the other types)."""
+    """EXIF with this one entry: a number of a TIFF type, or a text for the other types."""
     codes = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 13: "I", 16: "Q", 5: "II", 10: "ii"}
     numbers = (orientation, 1) if kind in (5, 10) else (orientation,)
     one = struct.pack(order + codes[kind], *numbers) if kind in codes else bytes([orientation])
@@ -87,7 +87,7 @@ def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<")
 
 
 def xmp(orientation: int, *, attribute: bool = True) -> bytes:
-    """An XMP packet with the orientation, in one of the two ways to write it."""
+    """An XMP packet with the orientation, as an attribute or as an element."""
     element = f"><tiff:Orientation>{orientation}</tiff:Orientation>"
     written = f' tiff:Orientation="{orientation}"/>' if attribute else element
     return f"<x:xmpmeta><rdf:Description{written}</x:xmpmeta>".encode()
@@ -98,7 +98,7 @@ def outcome(data: bytes | memoryview) -> ImageHeader | None:
     try:
         header = parse_header(data)
     except BadSampleError as error:
-        assert "byte" in str(error) or str(error).startswith("bmp image: ")  # which Pillow reads
+        assert "byte" in str(error) or str(error).startswith("bmp image: ")  # Pillow reads these formats
         return None
     assert header.media == sniff(data) != ""
     assert 1 <= header.height <= 0xFFFFFFFF and 1 <= header.width <= 0xFFFFFFFF

@@ -1,7 +1,7 @@
 """JPEGs written from coefficients: any sampling, Huffman table, restart interval and order of scans, and any values.
 
-An encoder of images makes none of the unusual ones. Blocks are int [rows, columns, 64] in the order of the JPEG
-(zigzag), those that fill up the last MCUs included.
+Image encoders make no unusual JPEGs. Blocks are int [rows, columns, 64] in the order of the JPEG (zigzag), including
+the padding blocks of the last MCUs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Blocks: TypeAlias = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Code:
-    """A Huffman code: how many codes of 1 to 16 bits there are, and their symbols."""
+    """A Huffman code: the number of codes of each length from 1 to 16 bits, and their symbols."""
 
     counts: Sequence[int]
     symbols: Sequence[int]
@@ -43,7 +43,7 @@ class Code:
 
 _DC = range(16)
 _AC = range(256)
-# The same length for all; the longest there is; and few short ones with a gap before the others.
+# One length for all codes; the longest possible code; a few short codes with a gap before the others.
 FLAT = Code([0] * 4 + [16] + [0] * 11, _DC), Code([0] * 8 + [255, 1] + [0] * 6, _AC)
 LONG = Code([0] * 15 + [16], _DC), Code([0] * 14 + [1, 255], _AC)
 GAPS = (
@@ -54,7 +54,7 @@ GAPS = (
 
 @dataclass
 class Jpeg:
-    """A JPEG to be written. factors: (across, down) of each component."""
+    """A JPEG to write. factors: (across, down) of each component."""
 
     height: int
     width: int
@@ -95,7 +95,7 @@ class Jpeg:
         return segment(0xDA, header) + b"".join(self._intervals(components, first, last))
 
     def _mcus(self, components: list[int]) -> list[list[tuple[int, Any]]]:
-        """Blocks by MCU, with their components."""
+        """The blocks by MCU, with their components."""
         across, down = (max(pair[k] for pair in self.factors) for k in (0, 1))
         if len(components) == 1:
             k = components[0]
@@ -166,7 +166,7 @@ def segment(marker: int, body: bytes) -> bytes:
 def random_blocks(
     rng: np.random.Generator, height: int, width: int, factors: Sequence[tuple[int, int]], largest: int = 60
 ) -> list[Blocks]:
-    """Blocks with few coefficients, most of them low and small."""
+    """Blocks with few coefficients, most of them small and of low frequency."""
     across, down = (max(pair[k] for pair in factors) for k in (0, 1))
     found = []
     for h, v in factors:

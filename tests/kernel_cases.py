@@ -1,5 +1,5 @@
-"""The Triton kernel against torch's resize and the CPU's renderer. Not collected: `test_fused.py` runs it in a process
-of its own under Triton's interpreter, which has to be chosen before triton is imported."""
+"""The Triton kernel against torch's resize and the CPU's renderer. Not collected: `test_fused.py` runs this file in a
+separate process under Triton's interpreter, which has to be chosen before triton is imported."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def interpreter() -> None:
 
 
 def pictures(shapes: list[tuple[int, int]] = SHAPES) -> list[Picture]:
-    """Planar ones and interleaved ones in turn; noise, on which resizers differ most."""
+    """Planar and interleaved images in turn, filled with noise, on which resizers differ most."""
     torch.manual_seed(3)
     made = []
     for i, (height, width) in enumerate(shapes):
@@ -70,7 +70,7 @@ def difference(a: torch.Tensor, b: torch.Tensor) -> tuple[float, float]:
     return float(apart.max()), float(apart.mean())
 
 
-def test_moves_of_a_batch_are_one_launch_and_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moves_of_a_batch_are_one_launch_and_equal_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs of moves before a crop, one that enlarges, and one of the nearest pixel with flips."""
     load = [RandomHorizontalFlip(), RandomVerticalFlip(), RandomRotation(30)]
     nearest = [*load[:2], RandomRotation(30, "nearest")]
@@ -95,10 +95,10 @@ def plan_jobs(images: list[Picture], ops: list[Any], epoch: int = 0) -> list[Job
 
 
 @pytest.mark.parametrize("size", [(24, 24), (17, 40), (1, 1), (70, 33)])
-def test_boxes_are_resized_as_torch_does(size: tuple[int, int]) -> None:
+def test_boxes_are_resized_as_by_torch(size: tuple[int, int]) -> None:
     images = pictures()
     jobs = plan_jobs(images, [RandomResizedCrop(size, (0.1, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()])
-    assert {job.last.flips for job in jobs} > {()}, "nothing is flipped"
+    assert {job.last.flips for job in jobs} > {()}, "no image is flipped"
     ours, torchs = (render(engine, images, jobs, size) for engine in ("triton", "torch"))
     largest, mean = difference(ours, torchs)
     assert largest <= 1 and mean < 0.04, (largest, mean)
@@ -170,7 +170,7 @@ def test_large_reductions_and_large_enlargements() -> None:
 
 
 def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From files to batches, with a decoder's double in front: the same as without a device, but for one step of
+    """From files to batches, behind the double of a decoder: equal to a loader without a device, up to one step of
     255."""
     for i in range(9):
         (tmp_path / f"{i}.jpg").write_bytes(make_jpeg(i, (64 + i, 72)))

@@ -1,4 +1,4 @@
-"""Options of a loader from a flat dictionary, as tests vary them one by one."""
+"""Options of a loader from a flat dictionary, so that tests can vary them one by one."""
 
 from __future__ import annotations
 

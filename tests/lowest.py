@@ -15,7 +15,7 @@ _REQUIREMENT = re.compile(r'"([A-Za-z0-9_.-]+)>=([0-9.]+)(?!.*Windows)[^"]*"')
 
 
 def lowest(text: str, extras: list[str]) -> list[str]:
-    """The requirements of a pyproject.toml. Raises ValueError for an extra that is not there."""
+    """The requirements of a pyproject.toml. Raises ValueError for an unknown extra."""
     found = []
     for name in ("dependencies", *extras):
         listed = re.search(rf"^{name} = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)

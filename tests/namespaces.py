@@ -1,4 +1,4 @@
-"""Badly set-up machines, by Linux mount namespaces, for tests that run a separate program there."""
+"""Misconfigured machines, by Linux mount namespaces, for tests that run a separate program there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ exec "$@"
 
 
 def run_with_dev_shm(options: str, folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
-    """Run a command where /dev/shm is a tmpfs with these mount options, or not there at all ("")."""
+    """Run a command where /dev/shm is a tmpfs with these mount options, or does not exist ("")."""
     folder.mkdir()
     words = ["unshare", "-m", "bash", "-c", _HIDE, "hide", folder, options, *command]
     try:

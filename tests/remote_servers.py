@@ -1,7 +1,8 @@
-"""Servers on loopback for the tests of remote sets: an S3 (moto), a web server with ranges, and a proxy that breaks
-things on the way to either.
+"""Servers on loopback for the tests of remote sets: an S3 (moto), a web server with ranges, and a proxy that injects
+faults on the way to either.
 
-The S3 runs in a process of its own, because its packages warn where ours must not. Nothing here leaves 127.0.0.1.
+The S3 runs in a separate process, because its packages emit warnings, which are errors in the tests. No request leaves
+127.0.0.1.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def s3_server(certificate: Path | None = None) -> Iterator[tuple[str, int]]:
-    """An S3-compatible server; it ends with this process. certificate: and key, in one PEM file, to speak TLS with."""
+    """An S3-compatible server, which ends with this process. certificate: a PEM file of certificate and key, for
+    TLS."""
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _MOTO, *([] if certificate is None else [str(certificate)])],
         stdin=subprocess.PIPE,
@@ -70,11 +72,11 @@ def make_bucket(where: tuple[str, int], name: str) -> None:
 
 @dataclass
 class Fault:
-    """What goes wrong with requests whose "METHOD path" matches `where`, `times` times, after `skip` good ones.
+    """A fault of requests whose "METHOD path" matches `where`, `times` times, after `skip` good ones.
 
     kind: "slow" (seconds before the answer), "stall" (half of the body, then silence for `seconds`), "status", "reset"
     (instead of an answer), "reset-body" (in the middle), "truncate" (half of the body, then the end), "flood" (a body
-    of a GiB under otherwise honest headers; `sent` counts how much of it went out).
+    of 1 GiB under otherwise correct headers; `sent` counts the bytes sent).
     """
 
     kind: str
@@ -90,14 +92,14 @@ class Fault:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
-    request_queue_size = 128  # with socketserver's 5, a client of many connections waits a second to connect again
+    request_queue_size = 128  # with the 5 of socketserver a client with many connections waits a second to reconnect
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """These tests are about clients that disconnect."""
+        """Ignore errors: clients disconnect in these tests."""
 
 
 class Proxy:
-    """Passes requests on, after `delay` seconds, and counts them in `log` as "METHOD path range"."""
+    """Forwards requests after `delay` seconds and records them in `log` as "METHOD path range"."""
 
     def __init__(self, upstream: tuple[str, int]) -> None:
         self.upstream, self.delay = upstream, 0.0
@@ -112,7 +114,7 @@ class Proxy:
         self._thread.start()
 
     def gets(self, pattern: str = "train-") -> list[str]:
-        """GETs of objects whose path matches."""
+        """The GET requests for objects whose path matches."""
         return [line for line in self.log if line.startswith("GET") and re.search(pattern, line)]
 
     def heal(self) -> None:
@@ -143,7 +145,7 @@ class _ProxyHandler(BaseHTTPRequestHandler):
     proxy: Proxy
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def _any(self) -> None:
         proxy, what = self.proxy, f"{self.command} {self.path}"
@@ -218,8 +220,8 @@ class _ProxyHandler(BaseHTTPRequestHandler):
 
 
 class FileServer:
-    """A plain web server over a folder: GET and HEAD, ranges, ETags if wanted; no lists, no conditions. PUT, DELETE and
-    MKCOL as WebDAV has them, where `writable`."""
+    """A plain web server over a folder: GET and HEAD, ranges, ETags if wanted; no listings, no conditions. PUT, DELETE
+    and MKCOL of WebDAV, where `writable`."""
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class _FileHandler(BaseHTTPRequestHandler):
     writable: bool
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def _any(self) -> None:
         path = self.root / self.path.lstrip("/")

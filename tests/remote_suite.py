@@ -26,7 +26,7 @@ def s3() -> Iterator[tuple[str, int]]:
 
 @pytest.fixture
 def proxy(s3: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """The proxy through which obstore reaches that S3; with short timeouts, and an index cache of its own."""
+    """The proxy through which obstore reaches the S3, with short timeouts and a separate index cache."""
     made = Proxy(s3)
     environment = {
         "AWS_ENDPOINT_URL": made.url,
@@ -48,7 +48,7 @@ def proxy(s3: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def put_files(folder: Path, url: str) -> None:
-    """Put every file of a folder below an address as it is, dataset.json last."""
+    """Put every file of a folder below an address unchanged, dataset.json last."""
     store = Remote(url).store
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     for path in sorted(files, key=lambda path: path.name == "dataset.json"):
@@ -57,7 +57,7 @@ def put_files(folder: Path, url: str) -> None:
 
 @pytest.fixture
 def web(packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
-    """A proxy before a web server that serves the folder above `packed`."""
+    """A proxy before a web server over the parent folder of `packed`."""
     monkeypatch.setenv("PACKER_REMOTE_TIMEOUT", "2")
     monkeypatch.setenv("PACKER_REMOTE_RETRIES", "2")
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "index-cache"))
@@ -76,7 +76,7 @@ def packed(tree: Path, pack: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def address(proxy: Proxy, packed: Path, request: pytest.FixtureRequest) -> str:
-    """The same set in the S3, under a name of this test's own."""
+    """The same set in the S3, under a name of this test alone."""
     url = f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}/set"
     put_files(packed, url)
     proxy.log.clear()
@@ -85,7 +85,8 @@ def address(proxy: Proxy, packed: Path, request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ca.pem, and by it: good, expired, and one for another host; each with its key in the same file."""
+    """ca.pem and three certificates that it has issued: good, expired, and for another host; each with its key in the
+    same file."""
     pytest.importorskip("cryptography")
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

@@ -1,4 +1,4 @@
-"""Images that remain distinguishable after any crop, resize and flip: each has a colour, and its number as label."""
+"""Images that stay distinguishable after any crop, resize and flip: each has a colour, and its number as label."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from readers.rocal import RocalLoader, celeba, external_source
 
 SIZE = (48, 40)  # width, height
 BATCH = 4
-MIDDLE = Crop(4, 8, 32, 32)  # of SIZE
+MIDDLE = Crop(4, 8, 32, 32)  # relative to SIZE
 
 
 def colour(number: int) -> tuple[int, int, int]:
@@ -42,8 +42,9 @@ def mapped(number: int, size: tuple[int, int]) -> bytes:
 
 
 def box_of(pixels: npt.NDArray[Any], size: tuple[int, int]) -> tuple[int, tuple[float, ...]]:
-    """(number, (left, top, right, bottom)) of the box of a mapped image of `size` that [height, width, 3] values from
-    0 to 255 show; right is less than left where it is mirrored. Fails where they do not show an upright box."""
+    """(number, (left, top, right, bottom)) of the box of a mapped image of `size`, shown by values [height, width, 3]
+    from 0 to 255; right is less than left where the box is mirrored. Fails where the values do not show an upright
+    box."""
     sides = []
     for axis, (plane, side) in enumerate(zip((pixels[:, :, 0], pixels[:, :, 1].T), size, strict=True)):
         places = plane.astype(float) * (side - 1) / 255 + 0.5
@@ -59,7 +60,7 @@ def box_of(pixels: npt.NDArray[Any], size: tuple[int, int]) -> tuple[int, tuple[
 
 
 def folder_of(root: Path, images: dict[int, bytes]) -> readers.Reader:
-    """A class for each image, so that label and number are the same."""
+    """A folder with a class for each image, so that label and number are the same."""
     for number, data in images.items():
         (root / f"{number:03d}").mkdir(parents=True)
         (root / f"{number:03d}" / f"image{number}.jpg").write_bytes(data)
@@ -67,7 +68,7 @@ def folder_of(root: Path, images: dict[int, bytes]) -> readers.Reader:
 
 
 def numbers_of(images: npt.NDArray[np.float32], mean: float = 127.5, std: float = 127.5) -> list[int]:
-    """Which images these are, by the colour of their middle."""
+    """The numbers of images, by the colour in their middle."""
     middle = images[:, :, images.shape[2] // 2, images.shape[3] // 2] * std + mean
     table = np.array([colour(number) for number in range(40)])
     distances = np.abs(middle[:, None, :] - table[None]).max(axis=2)
@@ -76,14 +77,14 @@ def numbers_of(images: npt.NDArray[np.float32], mean: float = 127.5, std: float 
 
 
 def faces(reader: Any, **options: Any) -> RocalLoader:
-    """A pipeline whose images keep their colours: only flips are drawn."""
+    """A pipeline whose images keep their colours: its only random op is the flip."""
     fields = options.pop("fields", ("image", "label"))
     source = external_source(reader, BATCH, **grouped({"seed": 3, "world_size": 1, "rank": 0, **options}))
     return RocalLoader(celeba(source, size=16, crop=MIDDLE, threads=1), source, fields=fields)
 
 
 def epoch_of(loader: RocalLoader) -> list[list[int]]:
-    """The images of each batch, which must match its labels."""
+    """The images of each batch, which must match the labels."""
     batches = []
     for images, labels in loader:
         assert images.dtype == np.float32 and images.shape == (len(labels), 3, 16, 16) and labels.dtype == np.int64

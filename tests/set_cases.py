@@ -1,4 +1,4 @@
-"""Small sets for the tests of changes of sets, and their content, read sample by sample."""
+"""Small sets for the tests of editing sets, and their content, read sample by sample."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ OTHERS = {"train": {"dog": 2, "eel": 3}, "test": {"eel": 2}}
 
 
 def convert(source: Any, root: Path, to: str = "tar", **options: Any) -> packer.ConvertResult:
-    """`packer.convert` in this process, unless `workers` says otherwise; options by their own names."""
+    """`packer.convert` in this process, unless `workers` is set; options are plain keyword arguments."""
     return packer.convert(source, to, root, **by_subject(options, workers=1))
 
 
 class Held(NamedTuple):
-    """The record of a sample in a set."""
+    """A sample of a set, read back."""
 
     label: str
     fields: dict[str, bytes]
@@ -73,7 +73,7 @@ def content(root: Path) -> dict[str, Held]:
             for sample in reader:
                 label = "" if sample.label is None else reader.classes[sample.label]
                 fields = {name: bytes(data) for name, data in sample.fields.items()}
-                assert f"{split}/{sample.key}" not in found, f"{sample.key} is there twice"
+                assert f"{split}/{sample.key}" not in found, f"{sample.key} occurs twice"
                 found[f"{split}/{sample.key}"] = Held(label, fields)
     return found
 
@@ -93,7 +93,7 @@ def damage(root: Path, index: int, split: str = "train") -> tuple[Path, bytes]:
 
 
 def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:
-    """Inode, bytes and times of every file of a directory that is not of an index: what writing would change."""
+    """Inode, bytes and times of every file of a directory but the index: a write would change them."""
     found = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
@@ -109,7 +109,7 @@ def wrong(root: Path) -> list[str]:
 
 
 def unlisted(root: Path) -> set[str]:
-    """Files of a set that SHA256SUMS does not list with their checksum, and what it lists beyond them."""
+    """The files of a set without a checksum line in SHA256SUMS, and the names in SHA256SUMS without a file."""
     info = read_dataset_info(root)
     files = {"dataset.json", *(["classes.txt"] if info.classes else ())}
     for split in info.splits.values():
@@ -119,7 +119,7 @@ def unlisted(root: Path) -> set[str]:
 
 
 def check(root: Path, expected: Mapping[str, Held]) -> None:
-    """A set holds exactly this, and is sound to the last byte."""
+    """Check that a set holds exactly this content, and is intact to the last byte."""
     assert "SHA256SUMS" not in read_dataset_info(root).documents or not unlisted(root)
     problems, found = wrong(root), content(root)
     assert not problems, problems
@@ -128,7 +128,7 @@ def check(root: Path, expected: Mapping[str, Held]) -> None:
         key: (held.label, expected[key].label) for key, held in found.items() if held.label != expected[key].label
     }
     assert not labels, labels
-    assert not [key for key in found if found[key] != expected[key]], "other bytes"
+    assert not [key for key in found if found[key] != expected[key]], "the bytes differ"
 
 
 def masks_for(root: Path, keys: list[str]) -> dict[str, bytes]:

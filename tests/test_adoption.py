@@ -36,7 +36,7 @@ def test_shards_that_share_keys(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("names", [("a/x.tar", "b/x.tar"), ("x.tfrecord-00000-of-00002", "x.tfrecord-00001-of-00002")])
-def test_shards_whose_names_begin_alike_get_keys_of_their_own(tmp_path: Path, names: tuple[str, str]) -> None:
+def test_shards_whose_names_begin_alike_get_distinct_keys(tmp_path: Path, names: tuple[str, str]) -> None:
     for number, name in enumerate(names):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
@@ -59,16 +59,16 @@ def test_a_key_twice_in_one_shard(tmp_path: Path) -> None:
     before = files_of(tmp_path)
     with pytest.raises(readers.FormatError, match="members of 'a' are not adjacent"):
         packer.index([shard], workers=1)
-    assert files_of(tmp_path) == before  # nothing is left behind
+    assert files_of(tmp_path) == before  # no files of the refused adoption stay
 
 
 def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
     packed = convert(tree, tmp_path / "set", samples=12).output
     before = {path.name: path.stat().st_mtime_ns for path in packed.iterdir()}
     adopted = packer.index([packed], tmp_path / "elsewhere", workers=2).output
-    assert {path.name: path.stat().st_mtime_ns for path in packed.iterdir()} == before, "the shards' folder has changed"
+    assert {path.name: path.stat().st_mtime_ns for path in packed.iterdir()} == before, "shards have changed"
     assert (adopted / "train-000000.tar").is_symlink()
-    # What the set of the shards knows is kept: shards do not carry the folder of the tree.
+    # Facts in the set of the shards are kept: shards do not record the folder of the tree.
     with readers.open(adopted, "val") as reader:
         assert reader.classes == ("cat", "dog", "owl")
         assert reader.split_info.root == "val"
@@ -78,8 +78,9 @@ def test_links_and_the_folder_elsewhere(tree: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_a_lost_index_is_rebuilt_as_it_was(tree: Path, tmp_path: Path, to: str) -> None:
-    """With the names of the classes, which are in the shards; only tfrecords do not state what was added to labels."""
+def test_a_lost_index_is_rebuilt_unchanged(tree: Path, tmp_path: Path, to: str) -> None:
+    """With the class names, which are in the shards; only tfrecords do not record the offset that was added to
+    labels."""
     offset = int(to == "tfrecord")
     packed = convert(tree, tmp_path / to, to, label_offset=offset).output
     before = files_of(packed)
@@ -89,9 +90,9 @@ def test_a_lost_index_is_rebuilt_as_it_was(tree: Path, tmp_path: Path, to: str) 
     after = files_of(packed)
     for info in (before, after):
         described = json.loads(info["dataset.json"])
-        del described["made"], info["README.md"]  # they say how the set was made
+        del described["made"], info["README.md"]  # the shards record how the set was made
         for split in described["splits"].values():
-            del split["root"]  # the folder of the tree a split came from is not in the shards
+            del split["root"]  # the folder of the tree of a split is not in the shards
         info["dataset.json"] = json.dumps(described).encode()
     assert after == before
     assert packer.verify(packed, deep=True, workers=1).ok
@@ -106,7 +107,7 @@ def test_an_unfinished_conversion_is_not_adopted(tmp_path: Path) -> None:
         packer.index([tmp_path / "out/train-0.tar"], workers=1)
 
 
-def test_splits_are_read_off_names() -> None:
+def test_splits_are_read_from_names() -> None:
     for name, split in {
         "train-000000.tar": "train", "imagenet_val-00001-of-00008.tfrecord": "val", "shard-000.tar": "train",
         "validation-00000-of-00128": "validation", "my.test.h5": "test", "trainer-0.tar": "train",
@@ -115,7 +116,7 @@ def test_splits_are_read_off_names() -> None:
 
 
 def test_a_field_that_only_later_samples_have(tmp_path: Path) -> None:
-    """Samples before it lack the field; the first two have nothing but an image."""
+    """Earlier samples lack the field; the first two have only an image."""
     members = [("0.jpg", make_jpeg(0)), ("1.jpg", make_jpeg(1)), ("2.jpg", make_jpeg(2)), ("2.json", b'{"id": 2}')]
     shard = tree_of(tmp_path, {"train-000000.tar": tar_of(*members)}) / "train-000000.tar"
     packer.index(shard, workers=1)

@@ -1,4 +1,4 @@
-"""Advice: each row of the table is called for by its evidence alone, and says what works."""
+"""Advice: each tip of the table is given for its evidence alone, and its commands and code work."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def of(
     workers: int = 2,
     **facts: Any,
 ) -> Evidence:
-    """Evidence as a diagnosis makes it: stages with (seconds, CPU seconds) of a batch in a worker, over two workers."""
+    """Evidence of a diagnosis: stages with (seconds, CPU seconds) of a batch in a worker, with two workers."""
     stages = dict(work or {})
     if collate:
         stages["collate"] = (collate, collate)
@@ -83,7 +83,7 @@ T1 = {"read": (0.001, 0.001), "transform 1": (0.15, 0.15)}
 TWO = {**T1, "transform 2": (0.001, 0.001)}
 BLUR_FIRST = (Member("transform 1", "GaussianBlur", "my.ops"), Member("transform 2", "RandomCrop", "torchvision"))
 
-# Of each row: evidence that calls for it, and evidence like it that does not.
+# For each tip: evidence that calls for it, and similar evidence that does not.
 CASES: dict[str, tuple[Evidence, Evidence]] = {
     "network": (of(READ, storage=0.1, **AT_ADDRESS, **SET), of(READ, storage=0.1, **AT_ADDRESS, **SET, **ROOM)),
     "stage": (of(READ, storage=0.1, **ON_LUSTRE, **SET, **ROOM), of(READ, storage=0.1, **ON_LUSTRE, **SET)),
@@ -138,7 +138,7 @@ CASES: dict[str, tuple[Evidence, Evidence]] = {
     "real-step": (of(READ, simulated=True), of(READ)),
     "watch": (of(READ, spread=0.3), of(READ)),
 }
-PROSE = ("network", "servers")  # rows whose advice is for another machine: none of our commands does it
+PROSE = ("network", "servers")  # tips for another machine, which no command of packer carries out
 
 
 def found(evidence: Evidence) -> dict[str, Advice]:
@@ -150,11 +150,11 @@ def test_a_tip_is_given_for_its_evidence_alone(tip: Any) -> None:
     yes, no = CASES[tip.id]
     assert tip.id in found(yes) and tip.id not in found(no)
     advice = found(yes)[tip.id]
-    assert re.search(r"\d|no file|crop", advice.why), f"without a figure: {advice.why}"
+    assert re.search(r"\d|no file|crop", advice.why), f"no figure: {advice.why}"
     assert advice.gain >= 0 and (advice.seconds is None or advice.gain == yes.diagnosis.full.seconds - advice.seconds)
 
 
-def test_what_a_gpu_decodes_is_not_advised_to_be_decoded_there() -> None:
+def test_gpu_decoding_is_not_advised_where_a_gpu_decodes() -> None:
     for decoder in ("torchcodec/cuda", "torchcodec/cuda, cpu_share=auto", "torchvision/cuda"):
         assert "gpu-decode" not in found(of(OURS, gpus=1, **OUR_JOB, device="cuda:0", decoder=decoder))
 
@@ -164,8 +164,8 @@ def test_every_tip_has_its_cases() -> None:
 
 
 @pytest.mark.parametrize("id", [id for id in CASES if id not in PROSE])
-def test_what_a_tip_says_to_do_exists(id: str) -> None:
-    """Commands have the flags, code compiles, and the names of this project in it are there."""
+def test_commands_and_code_of_tips_exist(id: str) -> None:
+    """Commands have the flags, code compiles, and the names of this project in it exist."""
     lines = found(CASES[id][0])[id].how
     code = list[str]()
     for line in lines.split("\n"):
@@ -183,7 +183,7 @@ def test_what_a_tip_says_to_do_exists(id: str) -> None:
 
 
 def check_command(words: list[str]) -> None:
-    """A command of packer with its flags, without running it: the help of the command names them."""
+    """Check a packer command with its flags without running it: the help of the command names the flags."""
     words = words[: words.index("--")] if "--" in words else words
     name = 2 if words[0] == "cache" else 1
     done = CliRunner().invoke(cli, [*words[:name], "--help"])
@@ -192,7 +192,7 @@ def check_command(words: list[str]) -> None:
         assert re.search(rf"(?<![\w-]){flag}(?![\w-])", done.output), f"packer {words[0]} has no {flag}"
 
 
-def test_advice_is_ordered_by_what_it_brings() -> None:
+def test_advice_is_ordered_by_its_gain() -> None:
     evidence = of(OURS, storage=0.05, **OUR_JOB, **ROOM)
     gains = [each.gain for each in advise(evidence)]
     assert gains == sorted(gains, reverse=True) and gains[0] > 0
@@ -200,12 +200,12 @@ def test_advice_is_ordered_by_what_it_brings() -> None:
     assert not advice_lines(())
 
 
-def test_data_that_keep_up_call_for_no_advice() -> None:
+def test_no_advice_where_the_data_keep_up() -> None:
     facts = {**OUR_JOB, **ROOM, "gpus": 1, "simulated": True, "unused_cache_bytes": GB, "nodes": 4}
     assert not found(of({"read": (0.001, 0.001)}, **facts))
 
 
-def test_the_model_gives_back_what_it_was_fitted_to() -> None:
+def test_the_model_reproduces_the_figures_that_it_was_fitted_to() -> None:
     for evidence in (of(READ), of(COMPUTE, cpus=1), of(OURS, storage=0.05), of({"read": (0.03, 0.03)}, storage=0.01)):
         model = evidence.model
         assert model is not None and model.seconds() == pytest.approx(evidence.diagnosis.full.seconds)
@@ -226,7 +226,7 @@ def test_the_model_predicts(options: dict[str, Any], seconds: float) -> None:
     assert Model(0.02, {"read": 0.16}, {"read": 0.01}, 2, 4).seconds(**options) == pytest.approx(seconds)
 
 
-def test_the_model_knows_the_cpus() -> None:
+def test_the_model_respects_the_number_of_cpus() -> None:
     model = Model(0.02, {"read": 0.16}, {"read": 0.16}, 2, 4)
     assert model.seconds(workers=8) == pytest.approx(0.04) and model.enough_workers() == 4
 

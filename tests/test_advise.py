@@ -1,4 +1,4 @@
-"""`packer advise`: recommendations follow from figures, figures from images, and the commands do as promised."""
+"""`packer advise`: recommendations follow from figures, figures from images, and the commands keep their promises."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def one(
     )  # fmt: skip
 
 
-# On four CPUs: 2,000 images/s as they are, 2,500, 4,000, 5,000, and 20,000 from pixels.
+# On four CPUs: 2,000 images/s as stored, 2,500, 4,000, 5,000, and 20,000 from pixels.
 MEASURED = (
     one("unchanged", 2.0, 100),
     one("same size, q95", 1.6, 70, 1.0, Reencode("keep", quality=95)),
@@ -92,7 +92,7 @@ def test_the_least_error_that_keeps_up(facts: Facts, images: str) -> None:
     assert choose(facts).variant.name == images
     lossy = choose(facts).psnr is not None
     for text in ("mean", "of 255", "PSNR", "keep the originals"):
-        assert not lossy or text in topics(facts)["images"].reason, "no loss without its size"
+        assert not lossy or text in topics(facts)["images"].reason, "the loss of quality is not stated"
 
 
 @pytest.mark.parametrize(
@@ -113,14 +113,14 @@ def test_a_cache_that_loses_nothing_comes_before_images_that_lose(facts: Facts, 
         assert "5,714 without any loss" in reason and 'readers.cached(reader, keep="coefficients")' in reason
 
 
-def test_what_loses_nothing_and_is_smaller_is_packed() -> None:
+def test_a_smaller_lossless_variant_is_packed() -> None:
     exact = one("png", 1.9, 50, 0.0, Reencode("keep"))
     assert choose(replace(FACTS, measured=(*MEASURED, exact))).variant.name == "png"
     assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, image_bytes=90_000)))).variant.name == "unchanged"
     assert choose(replace(FACTS, measured=(*MEASURED, replace(exact, refused=1)))).variant.name == "unchanged"
 
 
-def test_the_frontier_has_no_variant_that_another_beats_in_both() -> None:
+def test_the_frontier_has_no_dominated_variant() -> None:
     worse = one("worse", 1.7, 70, 2.0, Reencode("keep", quality=85))
     names = [found.variant.name for found in frontier(replace(FACTS, measured=(*MEASURED, worse)))]
     assert names == ["unchanged", "same size, q95", "max side 400, q90", "short side 256, q90"]
@@ -138,7 +138,7 @@ def test_the_frontier_has_no_variant_that_another_beats_in_both() -> None:
         ("h5py", "hdf5", "hdf5", False, 0),
     ],
 )
-def test_the_format_is_what_the_reader_reads(
+def test_the_format_is_one_that_the_reader_supports(
     reader: str, packed: str, format: str, converts: bool, commands: int
 ) -> None:
     found = topics(replace(wanting(1000, reader=reader), packed=packed))
@@ -167,7 +167,7 @@ def test_shards_are_large_but_enough_for_all_workers(facts: Facts, shards: str, 
 
 
 def test_every_command_is_one_of_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each that any case recommends is parsed by the real commands, with a name of a set that needs quotes."""
+    """The command of each case is parsed by the real command line, with a set name that needs quotes."""
     seen: list[dict[str, Any]] = []
     for command in (convert_command, export_command, verify_command):
         monkeypatch.setattr(command, "callback", lambda *arguments, **options: seen.append(options))
@@ -187,7 +187,7 @@ def test_every_command_is_one_of_the_command_line(tmp_path: Path, monkeypatch: p
 
 # --- measuring ----------------------------------------------------------------------------------------------------
 def test_a_sample_estimates_the_bytes_of_the_whole() -> None:
-    """Within the interval in about 95 of 100 draws, and exactly where the sample is everything."""
+    """Within the interval in about 95 of 100 draws, and exact where the sample is the whole set."""
     rng = np.random.default_rng(5)
     sizes = rng.normal(50_000, 10_000, 2000)
     hits = 0
@@ -199,7 +199,7 @@ def test_a_sample_estimates_the_bytes_of_the_whole() -> None:
     assert whole.low == whole.high == pytest.approx(sizes.sum())
 
 
-def test_sizes_that_no_image_exceeds_are_left_out() -> None:
+def test_sizes_above_those_of_all_images_are_left_out() -> None:
     jpeg, png = (ImageHeader(media, 300, 450, 3, 0xC0, 1) for media in ("jpeg", "png"))
     variants, notes = choose_variants([jpeg, jpeg], Choices())
     assert not any(variant.reencode and variant.reencode.max_side == 500 for variant in variants)
@@ -210,12 +210,12 @@ def test_sizes_that_no_image_exceeds_are_left_out() -> None:
     assert all(variant.reencode.codec != "keep" or variant.reencode.quality is None
                for variant in choose_variants([jpeg, png], Choices())[0] if variant.reencode)  # fmt: skip
     sides = {variant.reencode.max_side for variant in choose_variants([large], Choices(112))[0] if variant.reencode}
-    assert sides == {None, 500, 250, 200, 128}, "for smaller crops smaller images"
+    assert sides == {None, 500, 250, 200, 128}, "smaller crops do not give smaller images"
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve JPEGs in two classes and a split."""
+    """Twelve JPEGs in two classes and one split."""
     root = tmp_path_factory.mktemp("advised") / "photos"
     for number in range(12):
         path = root / "train" / "ab"[number % 2] / f"{number:02d}.jpg"
@@ -235,7 +235,7 @@ def tar_of(root: Path) -> Path:
 
 
 @pytest.mark.parametrize("made", [Path, tar_of])
-def test_any_source_is_measured_as_packing_would_make_it(images: Path, made: Callable[[Path], Any]) -> None:
+def test_measuring_gives_the_sizes_that_packing_would(images: Path, made: Callable[[Path], Any]) -> None:
     found = packer.advise(made(images), **QUICK)
     assert (found.total, found.sampled, found.drawn, found.left_out) == (12, 12, 12, {})
     by_name = {one.variant.name: one for one in found.measured}
@@ -284,7 +284,7 @@ def test_images_of_every_kind(tmp_path: Path) -> None:
         assert text in done.stdout, text
     assert "\x1b" not in done.stdout
     (exact,) = (line.split() for line in done.stdout.splitlines() if line[2:].startswith("png for"))
-    assert "same" in exact and "0.00" in exact, "nothing is lost in a PNG"
+    assert "same" in exact and "0.00" in exact, "a PNG is lossless"
 
 
 def test_a_source_without_images_is_named(tmp_path: Path) -> None:
@@ -293,8 +293,8 @@ def test_a_source_without_images_is_named(tmp_path: Path) -> None:
             packer.advise(tree_of(tmp_path, files), **QUICK)
 
 
-def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, tmp_path: Path) -> None:
-    """Every image of such a small set is measured, so its size is known to the byte."""
+def test_the_recommended_command_makes_the_promised_set(images: Path, tmp_path: Path) -> None:
+    """Every image of this small set is measured, so its size is known to the byte."""
     table = tmp_path / "some.csv"
     rows = [f"{path},{path.parent.name}" for path in sorted(images.rglob("*.jpg"))[4:7]]
     table.write_text("\n".join(["file,kind", *rows]))
@@ -313,7 +313,7 @@ def test_the_recommended_command_makes_the_set_that_was_promised(images: Path, t
         assert len(reader) == 3 and set(reader.classes) == {"a", "b"}
         assert int(reader.sizes().sum()) == round(chosen["set_bytes"]["value"])
         assert reader.split_info.shards[0].path.endswith(".tar") and len(reader.split_info.shards) >= 2
-    assert not packer.advise(tmp_path / words[-1], **QUICK).recommendations[0].commands, "it is as it should be"
+    assert not packer.advise(tmp_path / words[-1], **QUICK).recommendations[0].commands, "the set is as promised"
 
 
 @pytest.mark.parametrize(

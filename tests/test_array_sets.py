@@ -67,7 +67,7 @@ def volumes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-def test_a_folder_of_arrays_comes_back_as_it_was(tmp_path: Path, to: str) -> None:
+def test_a_folder_of_arrays_comes_back_unchanged(tmp_path: Path, to: str) -> None:
     files = {f"train/{'ab'[i % 2]}/{i}.npy": saved(array) for i, array in enumerate(VOLUMES)}
     files |= {"val/a/0.npy": saved(np.array([[1, 2]], ">u2")), "val/b/x.NPY": saved(np.ones((2, 0), bool))}
     packer.convert(tree(tmp_path / "in", files), to, tmp_path / "set", run=packer.Run(workers=1))
@@ -93,7 +93,7 @@ def test_a_folder_of_arrays_comes_back_as_it_was(tmp_path: Path, to: str) -> Non
         ({"a.jpg": make_jpeg(1), "a.npy": saved(VOLUMES[0])}, {"x:array": ".npy"}, {"x": "array"}, ["a"], 1),
     ],
 )  # fmt: skip
-def test_what_a_folder_holds(
+def test_the_main_field_of_a_folder(
     tmp_path: Path, files: dict[str, bytes], fields: Any, kinds: Any, keys: list[str], left_out: int
 ) -> None:
     source = packer.open_source(tree(tmp_path / "in", files), fields=fields)
@@ -101,10 +101,11 @@ def test_what_a_folder_holds(
     reader = readers.open(tmp_path / "set", "train")
     assert (reader.kinds, list(reader.keys)) == (kinds, keys)
     assert sum(result.left_out.values()) == left_out
+    assert ("pass  --field array:array=.npy" in "".join(result.warnings)) == ("x/a.jpg" in files)
     assert {bytes(reader.read(i)) for i in range(len(reader))} < set(files.values())
 
 
-def test_tables_and_archives_name_arrays_too(tmp_path: Path) -> None:
+def test_tables_and_archives_of_arrays(tmp_path: Path) -> None:
     tree(tmp_path / "in", {f"{i}.npy": saved(array) for i, array in enumerate(VOLUMES)})
     (tmp_path / "t.csv").write_text("path,label\n" + "".join(f"in/{i}.npy,{i % 2}\n" for i in range(8)))
     made = {"table": tmp_path / "t.csv", "named": packer.open_source(tmp_path / "t.csv", fields={"ct:array": "path"})}
@@ -120,7 +121,7 @@ def test_an_hdf5_file_of_arrays(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "v.h5", "w") as file:
         file.create_dataset("ct", data=np.stack(VOLUMES).astype(">f4"), chunks=(1, 4, 5, 6), compression="gzip")
         file["label"] = np.arange(8) % 3
-        file.create_dataset("huge", (1 << 20, 1 << 20), np.float64)  # never written
+        file.create_dataset("huge", (1 << 20, 1 << 20), np.float64)  # a chunk that was never written
     with pytest.raises(SourceError, match="which of these holds the samples"):
         packer.convert(tmp_path / "v.h5", "tar", tmp_path / "set")
     with pytest.raises(SourceError, match=r"claims .* but 0 bytes are stored"):
@@ -134,7 +135,7 @@ def test_an_hdf5_file_of_arrays(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [("x_train", "y_train", {}), ("z", "c", {"image_key": "z", "label_key": "c"}),
                                    ("images", "labels", {"image_key": "images"})])  # fmt: skip
-def test_numpy_arrays_that_are_not_images(tmp_path: Path, names: tuple[str, str, dict[str, str]]) -> None:
+def test_npy_files_that_are_not_images(tmp_path: Path, names: tuple[str, str, dict[str, str]]) -> None:
     x, y, keys = names
     values = {x: np.stack(VOLUMES[:6]).astype(">f4"), y: np.arange(6) % 3}
     (tmp_path / "f").mkdir()
@@ -159,7 +160,7 @@ def test_numpy_arrays_that_are_not_images(tmp_path: Path, names: tuple[str, str,
     ],
 )
 def test_webdataset_tars_made_elsewhere(tmp_path: Path, files: dict[str, bytes], kinds: Any, label: int) -> None:
-    """One tar and a folder of shards; of samples with an image it stays the main field."""
+    """One tar file, and a folder of shards; where a sample has an image, the image stays the main field."""
     (tmp_path / "in").mkdir()
     for number in range(2):
         with tarfile.open(tmp_path / "in" / f"a-{number:06}.tar", "w") as archive:
@@ -174,7 +175,7 @@ def test_webdataset_tars_made_elsewhere(tmp_path: Path, files: dict[str, bytes],
         assert set(reader.labels.tolist()) == {label} and bytes(reader.read(0)) == next(iter(files.values()))
 
 
-def test_advise_says_what_to_do_without_images(tmp_path: Path) -> None:
+def test_advise_without_images(tmp_path: Path) -> None:
     tree(tmp_path / "in", {"a.npy": saved(VOLUMES[0]), "b.npy": saved(VOLUMES[1])})
     with pytest.raises(SourceError, match=f"packed as they are:  packer convert {tmp_path / 'in'} --to hdf5"):
         advise(tmp_path / "in")
@@ -210,7 +211,7 @@ def test_an_array_is_a_view_where_it_can_be(tmp_path: Path) -> None:
         found = reader.array(key)
         np.testing.assert_array_equal(found, array)
         assert found.dtype.isnative and (key == "bool" or not found.flags.owndata or found.flags.writeable)
-    assert not reader.array("f4").flags.writeable, "a view of what was read"
+    assert not reader.array("f4").flags.writeable, "not a view of the bytes read"
     with pytest.raises(BadSampleError, match=r"sample 0 \(f4\): field note: not an array"):
         reader.array("f4", "note")
     assert reader.read(0) == reader.read(0, "array") and reader.sizes().tolist() == reader.sizes("array").tolist()
@@ -227,7 +228,7 @@ def test_an_array_is_a_view_where_it_can_be(tmp_path: Path) -> None:
         ([{"image": np.zeros((4, 4), "u1"), "array": VOLUMES[0], "label": 1}], {"image": "image", "array": "array"}),
     ],
 )
-def test_samples_of_a_program(tmp_path: Path, samples: list[Any], kinds: dict[str, str]) -> None:
+def test_arrays_from_a_writer(tmp_path: Path, samples: list[Any], kinds: dict[str, str]) -> None:
     packer.convert(iter(samples), "tar", tmp_path / "set")
     reader = readers.open(tmp_path / "set", "train")
     assert reader.kinds == kinds and reader.main == next(iter(kinds)) and reader.labels.tolist() == [1]
@@ -257,7 +258,7 @@ def packer_fields() -> dict[str, str]:
     return {"x": "array", "label": "label", "key": "key"}
 
 
-def test_what_makes_no_batch_is_said(tmp_path: Path, volumes: Path) -> None:
+def test_arrays_that_do_not_form_a_batch_are_named(tmp_path: Path, volumes: Path) -> None:
     with packer.writer(tmp_path / "set", "hdf5") as out:
         for side in (2, 3):
             out.write(str(side), array=np.zeros((side, 2), "f4"))
@@ -333,7 +334,7 @@ def test_the_viewer_shows_the_middle_of_an_array(tmp_path: Path, array: Any, sha
     assert exported.samples == 1
 
 
-def test_the_viewer_says_what_is_no_array(tmp_path: Path) -> None:
+def test_the_viewer_names_invalid_arrays(tmp_path: Path) -> None:
     with packer.writer(tmp_path / "set", "hdf5", fields={"array": "file"}) as out:
         out.write("a", array=b"no array")
     reader = readers.open(tmp_path / "set", "train").with_kinds({"array": "array"})

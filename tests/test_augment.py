@@ -1,4 +1,5 @@
-"""Draws and plans are functions of (seed, epoch, position); executors of a plan give Pillow's pixels of its boxes."""
+"""Random numbers and plans are functions of (seed, epoch, position); executors of a plan give Pillow's pixels of its
+boxes."""
 
 from __future__ import annotations
 
@@ -107,7 +108,7 @@ def test_random_boxes_follow_scale_and_ratio() -> None:
     boxes = Recipe([RandomResizedCrop(900, ratio=(0.5, 2.0))]).plan(3, 0, np.arange(n), side, side).boxes
     area, ratio = boxes.height * boxes.width / 1e6, boxes.width / boxes.height
     assert area.min() > 0.079 and area.max() <= 1.0 and ratio.min() > 0.49 and ratio.max() < 2.02
-    small = area < 0.4  # boxes that fit at any ratio: area is uniform, and so is the ratio's logarithm
+    small = area < 0.4  # for boxes that fit at any ratio the area is uniform, and so is the logarithm of the ratio
     counts = np.histogram(area[small], 8, (0.08, 0.4))[0]
     assert np.ptp(counts) < 6 * np.sqrt(counts.mean())
     assert abs(np.log(ratio[small]).mean()) < 0.02
@@ -120,7 +121,7 @@ def test_the_central_box_is_used_where_no_box_fits() -> None:
     assert (boxes.height[0], boxes.width[0]) == (10, 13) and boxes.left[0] == (400 - 13) // 2
 
 
-def test_random_crops_reach_every_place_of_the_padded_image() -> None:
+def test_random_crops_reach_every_position_of_the_padded_image() -> None:
     boxes = plan_for([RandomCrop((44, 50), padding=(2, 8))], [np.zeros((48, 40, 3))] * 400).boxes
     assert {*boxes.crop_top.tolist()} == {*range(-2, 7)} and {*boxes.crop_left.tolist()} == {*range(-8, -1)}
 
@@ -149,7 +150,7 @@ def test_probabilities() -> None:
     assert abs(np.corrcoef(plan.hflip, plan.vflip)[0, 1]) < 0.05
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refused arguments --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -181,7 +182,7 @@ def test_probabilities() -> None:
         (lambda: CutMix(p=2), "CutMix: p is a probability"),
     ],
 )
-def test_lists_and_values_that_make_no_sense(make: Callable[[], object], message: str) -> None:
+def test_invalid_lists_and_values(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -202,7 +203,7 @@ def test_lists_and_values_that_make_no_sense(make: Callable[[], object], message
     ],
     ids=str,
 )
-def test_geometry_is_pillows(ops: list[Op], render: Callable[[list[Op], list[Pixels]], torch.Tensor]) -> None:
+def test_geometry_equals_pillow(ops: list[Op], render: Callable[[list[Op], list[Pixels]], torch.Tensor]) -> None:
     images, found, plan = IMAGES[:5], render(ops, IMAGES[:5]).permute(0, 2, 3, 1).numpy(), plan_for(ops, IMAGES[:5])
     bicubic = Recipe(ops).interpolation == "bicubic"
     for i, image in enumerate(images):
@@ -248,10 +249,10 @@ def test_normalised_values(dtype: torch.dtype, tolerance: float, planar: bool) -
     assert (on_the_cpu(geometry, IMAGES, dtype, planar).to(torch.float32) - raw).abs().max() < 4e-3
 
 
-# Ops on pixels anywhere in a list: what they make is what each op makes by itself, one after another.
+# Ops on pixels at any place in a list: their result equals that of the single ops, one after another.
 
 
-SEED = 7  # that of augment_cases
+SEED = 7  # the plan of augment_cases
 SMALL = [photo(i, *shape) for i, shape in enumerate([(60, 80), (75, 50), (64, 64), (41, 97)])]
 RECIPES: dict[str, list[Op]] = {
     "padding of a crop": [Resize(50), CenterCrop(40), RandomVerticalFlip(), RandomCrop(42, padding=8), CenterCrop(41)],
@@ -267,9 +268,9 @@ RECIPES: dict[str, list[Op]] = {
 
 
 def step_by_step(ops: Sequence[Op], image: Pixels, position: int, epoch: int = 0, seed: int = SEED) -> Pixels:
-    """Each op by itself on what the op before it made; whole values before each crop or resize, and at the end.
+    """Each op alone, on the result of the op before it; values are rounded before each crop or resize, and at the end.
 
-    Flips behind the last crop or resize come right after it.
+    Flips after the last crop or resize are moved directly behind it.
     """
     numbered = list(enumerate(ops))
     last = max(i for i, op in numbered if op.stage is Stage.GEOMETRY) + 1
@@ -315,7 +316,7 @@ POOL: list[Op] = [
 
 
 @given(st.lists(st.sampled_from(POOL), min_size=1, max_size=7), st.integers(0, 3))
-def test_any_list_that_is_taken_is_its_ops_one_after_another(ops: list[Op], number: int) -> None:
+def test_any_valid_list_is_its_ops_one_after_another(ops: list[Op], number: int) -> None:
     ops = [*ops, CenterCrop(20)]
     try:
         Recipe(ops)
@@ -331,8 +332,8 @@ def test_any_list_that_is_taken_is_its_ops_one_after_another(ops: list[Op], numb
         assert np.array_equal(step_by_step(ops, image, 0), ours)
 
 
-def test_ops_of_one_kind_draw_apart_and_others_as_ever() -> None:
-    """The draws of an op belong to its place in the list, and to nothing that comes before or behind it."""
+def test_ops_of_one_kind_draw_independently() -> None:
+    """The random numbers of an op depend on its place in the list, and not on the ops before or after it."""
     n, sides = 2000, np.full(2000, 100)
     ops = [RandomRotation(30), RandomRotation(30), RandomCrop(40), RandomRotation(30)]
     plan = Recipe(ops).plan(1, 0, np.arange(n), sides, sides)
@@ -342,8 +343,8 @@ def test_ops_of_one_kind_draw_apart_and_others_as_ever() -> None:
     assert np.array_equal(alone.steps[0][1][:, 0], turns[2])
 
 
-def test_what_is_decoded_smaller_and_what_is_not() -> None:
-    """Flips leave that as it is; ops on pixels work on the whole image, at its full size."""
+def test_images_are_decoded_reduced_where_ops_allow_it() -> None:
+    """Flips keep the reduced scale; ops on pixels work on the whole image at full size."""
     size = np.array([800]), np.array([1000])
     plain, flipped, turned = (
         Recipe([*first, Resize((90, 100))]).plan(0, 0, np.array([0]), *size)
@@ -361,7 +362,7 @@ OPS: list[Op] = [*LOAD, ColorJitter(0.4, 0.4, 0.4, 0.1), RandomResizedCrop(40, s
 
 @pytest.fixture
 def reader(tmp_path: Path) -> readers.Reader:
-    """13 images of several sizes, upright and turned."""
+    """13 images of various sizes, upright and rotated."""
     files = {f"{number:02d}.jpg": turned_image(number, (72 + 4 * (number % 5), 64)) for number in range(13)}
     return readers.open_folder(tree_of(tmp_path, files))
 
@@ -370,14 +371,14 @@ def batches(loader: ImageLoader) -> list[torch.Tensor]:
     return [images.clone() for images, _ in loader]
 
 
-def test_loaders_make_the_same_of_any_file(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_loaders_give_the_same_pixels(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     options: dict[str, Any] = {"augment": OPS, "shuffle": False, "seed": 3, "tail": "exact"}
     made = torch.cat(batches(ImageLoader(reader, 5, **grouped({"threads": 1, **options}))))
     for position, image in enumerate(made):
         expected = step_by_step(OPS, decode_image(reader.read(position)), position, seed=3)
         assert np.array_equal(expected, image.permute(1, 2, 0).numpy())
     assert torch.equal(torch.cat(batches(ImageLoader(reader, 3, **grouped({"threads": 3, **options})))), made)
-    install(monkeypatch, "torchcodec")  # a double: whole pictures, which the renderer for devices continues with
+    install(monkeypatch, "torchcodec")  # a double: whole images, which the renderer for devices continues with
     assert torch.equal(
         torch.cat(batches(ImageLoader(reader, 5, **grouped({"decode": Decode(decoder="torchcodec"), **options})))), made
     )

@@ -1,4 +1,4 @@
-"""`EpochBatchSampler`: one shape a step on every rank, and stops that lose nothing. `test_trainers` has trainers."""
+"""`EpochBatchSampler`: one image shape a step on every rank, and exact stops. `test_trainers` tests trainers."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ def samplers_of(order: Bucketed, source: Any = None) -> list[EpochBatchSampler]:
 
 
 def check_steps(reader: Any, steps: list[tuple[list[int], ...]]) -> list[int]:
-    """The samples of some steps of all ranks, which are of one bucket each and as many on every rank."""
+    """Check steps of all ranks and return their samples: a step is of one bucket and of one size on every rank."""
     of = SHAPES.of(reader.info)
     for batches in steps:
-        assert len({*map(len, batches)}) == 1, "ranks differ in the size of their batches"
+        assert len({*map(len, batches)}) == 1, "the batch sizes of the ranks differ"
         assert len({*of[np.concatenate(batches)].tolist()}) == 1, "a step has images of two shapes"
     return [int(sample) for batches in steps for batch in batches for sample in batch]
 
 
 # --- DataLoader ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("batch", [3, (2, 4, 1)])
-def test_workers_make_batches_of_one_shape_on_every_rank(reader: Any, batch: Any) -> None:
+def test_workers_give_batches_of_one_shape_on_every_rank(reader: Any, batch: Any) -> None:
     dataset = ImageDataset(reader, OPS, fields=("image", "index"))
     samplers = samplers_of(order_of(reader, batch, 2, "pad"), dataset)
     loaders = [DataLoader(dataset, batch_sampler=sampler, num_workers=2) for sampler in samplers]
@@ -80,7 +80,7 @@ def test_workers_make_batches_of_one_shape_on_every_rank(reader: Any, batch: Any
 @pytest.mark.parametrize("wanted", [50, pytest.param(1000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("tail", ["pad", "drop_last"])
 def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, wanted: int) -> None:
-    """Again and again in the same epoch: 0 lost, 0 twice."""
+    """Stops repeatedly in one epoch: no sample is lost or repeated."""
     draw, stops = random.Random(7), 0
     while stops < wanted:
         epoch, seen, state = draw.randint(0, 3), [], None
@@ -94,7 +94,7 @@ def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, wanted: int)
             loops = [iter(sampler) for sampler in samplers]
             done = draw.randint(0, samplers[0].left) if samplers[0].epoch == epoch else 0
             seen += check_steps(reader, list(zip(*(list(islice(loop, done)) for loop in loops), strict=True)))
-            if samplers[0].epoch != epoch:  # the rest makes no step of this size
+            if samplers[0].epoch != epoch:  # the rest is too small for a step of this size
                 break
             states = [sampler.state_after(done) for sampler in samplers]
             assert all(state == states[0] for state in states)
@@ -107,8 +107,9 @@ def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, wanted: int)
         assert sorted([*counts, *out]) == list(range(COUNT)) and (tail == "pad" or {*counts.values()} <= {1})
 
 
-def test_a_stop_in_workers_and_in_our_own_loader(reader: Any) -> None:
-    """DataLoader's workers are ahead; what training has seen counts. Both kinds take each other's states."""
+def test_a_stop_in_workers_and_in_our_loader(reader: Any) -> None:
+    """DataLoader workers run ahead; only steps that training has received count. Each kind accepts states of the
+    other."""
     dataset = ImageDataset(reader, OPS, fields=FIELDS)
     sampler = EpochBatchSampler(order_of(reader, 1), dataset)
     loop = iter(DataLoader(dataset, batch_sampler=sampler, num_workers=2))
@@ -142,13 +143,13 @@ def test_torchdata_saves_and_restores_it(reader: Any) -> None:
         assert seen + rest == epochs[0] and [rows.tolist() for rows, _ in second] == epochs[1]
 
 
-def test_a_bad_sample_is_replaced_by_one_of_its_batch(tmp_path: Path) -> None:
+def test_a_bad_sample_is_replaced_within_its_batch(tmp_path: Path) -> None:
     sizes = [(32, 32), (20, 48)]
     root = tree_of(tmp_path, {f"a/{i:02}.jpg": make_jpeg(i, sizes[i % 2]) for i in range(24)})
     with readers.open_folder(root) as reader:
         buckets = SHAPES.of(reader.info)
         bad = {4, 7, 10, 13, 16, 19}
-        for row in bad:  # after their headers were read
+        for row in bad:  # damaged after the headers were read
             path = root / "a" / f"{row:02}.jpg"
             path.write_bytes(path.read_bytes()[:-40])
         dataset = ImageDataset(reader, OPS, fields=("image", "index"), on_error="substitute")
@@ -169,7 +170,7 @@ def test_a_bad_sample_is_replaced_by_one_of_its_batch(tmp_path: Path) -> None:
         (lambda order: EpochBatchSampler(Shuffled(9), None, 2, tail="exact", all_ranks=True), "needs another tail"),
     ],
 )
-def test_what_cannot_be(reader: Any, make: Callable[[Bucketed], object], message: str) -> None:
+def test_invalid_options(reader: Any, make: Callable[[Bucketed], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make(order_of(reader))
 

@@ -1,5 +1,5 @@
-"""Cached readers: each kept sample is read once, by whichever process; rewritten files are noticed; filling before and
-ahead of training; what is compressed; where no cache can be opened, training continues without it."""
+"""Cached readers: each cached sample is read once, by any process; rewritten files are noticed; filling before and
+ahead of training; which samples are compressed; without a usable cache, training continues uncached."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def kept_samples(reader: Any) -> set[int]:
 
 # --- reads of the source --------------------------------------------------------------------------------------------
 def test_fingerprints(base: Any, place: dict[str, Any]) -> None:
-    """Encoded bytes are the same set; other forms are another one, each."""
+    """The encoded bytes of a set have one fingerprint, each decoded form another."""
     made = [readers.cached(base, keep=keep, **place).fingerprint for keep in (*KEEPS, "recoded:16@81", "decoded")]
     assert made[0] == base.fingerprint and len(set(made)) == 5
     assert readers.cached(base, 0.5, "decoded:16", **place).fingerprint == made[2]
@@ -72,7 +72,9 @@ def test_fingerprints(base: Any, place: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("keep", "share", "kept"), [("encoded", "25%", 9), ("recoded:16@80", 0.5, 18), ("decoded:16", 1.0, 36)]
 )
-def test_the_hit_rate_is_the_share(base: Any, keep: str, share: Any, kept: int, place: dict[str, Any]) -> None:
+def test_the_hit_rate_equals_the_cached_share(
+    base: Any, keep: str, share: Any, kept: int, place: dict[str, Any]
+) -> None:
     slow = SlowReader(base)
     reader = readers.cached(slow, share, keep, **place)
     order = Shuffled(36, seed=3)
@@ -88,8 +90,8 @@ def test_the_hit_rate_is_the_share(base: Any, keep: str, share: Any, kept: int, 
     assert stats.to_dict()["hit_rate"] == stats.hit_rate and stats.used_bytes <= stats.capacity_bytes
 
 
-def test_bytes_are_a_limit(base: Any, place: dict[str, Any]) -> None:
-    """Of the first who opens it: later readers keep the same samples, with any capacity."""
+def test_the_capacity_is_a_limit(base: Any, place: dict[str, Any]) -> None:
+    """The first reader that opens a cache sets the limit: later readers keep the same samples, with any capacity."""
     limit = 16_000
     reader = readers.cached(base, limit, fields=["image"], **place)
     images(reader)
@@ -103,14 +105,14 @@ def test_bytes_are_a_limit(base: Any, place: dict[str, Any]) -> None:
         reader
     )
     more = readers.cached(base, "18kB", **{**place, "job": "more"})
-    assert set(range(36)) > kept_samples(more) > kept_samples(reader), "a larger cache keeps what a smaller one does"
+    assert set(range(36)) > kept_samples(more) > kept_samples(reader), "a larger cache lacks samples of a smaller one"
     assert kept_samples(readers.cached(base, "1GiB", **{**place, "job": "most"})) == set(range(36))
     with pytest.warns(UserWarning, match=r"of 10 bytes keeps no sample.*one takes up to (\d,\d+) bytes, all 36 take"):
         assert readers.cached(base, "10B", **{**place, "job": "least"}).stats().kept == 0
 
 
-def test_a_node_keeps_its_part(shards: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its number, or as the launcher numbers the nodes."""
+def test_a_node_caches_its_part(shards: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node is given by number, or numbered as the launcher does."""
     for name, value in {"RANK": 3, "SIZE": 6, "LOCAL_RANK": 1, "LOCAL_SIZE": 2}.items():
         monkeypatch.setenv(f"OMPI_COMM_WORLD_{name}", str(value))
     with readers.cached(shards, partition="node", **place) as second:
@@ -129,7 +131,7 @@ def test_after_closing_reads_go_to_the_source(base: Any, place: dict[str, Any]) 
     expected = images(base)
     with readers.cached(base, **place) as reader:
         held = [reader.read_many(range(36)) for _ in range(2)][1]
-    assert [bytes(data) for data in held] == expected, "views outlive the reader"
+    assert [bytes(data) for data in held] == expected, "a view did not outlive the reader"
     assert images(reader) == expected and reader.stats().kept == 0
     reader.close()
     nothing = readers.cached(base, 0.0, **place)
@@ -137,7 +139,7 @@ def test_after_closing_reads_go_to_the_source(base: Any, place: dict[str, Any]) 
 
 
 def test_a_second_epoch_of_a_loader_reads_nothing(base: Any, place: dict[str, Any]) -> None:
-    """Headers included, which a folder has to read files for."""
+    """Headers, for which a folder has to read its files, are cached as well."""
     slow = SlowReader(base)
     with readers.cached(slow, **place) as reader:
         for epoch in range(3):
@@ -155,7 +157,7 @@ def test_wrong_bytes_are_read_again(base: Any, keep: str, check: Any, place: dic
     reader = readers.cached(base, keep=keep, check=check, **place)
     expected = images(reader)
     spoil(reader, 7)
-    assert images(reader) == expected, "the wrong one came from the source"
+    assert images(reader) == expected, "the wrong bytes came from the source"
     assert reader.stats().dropped == 1 and images(reader) == expected
     spoil(reader, 7)
     assert (images(reader) == expected) == (check == "always")
@@ -172,7 +174,7 @@ def test_bad_samples_are_errors_of_their_readers_only(base: Any, place: dict[str
     assert reader.image_info([4, 5]).height.tolist() == [24, 24 if base.table.has_headers else 0]
 
 
-# --- arguments, and the choice of what is kept ----------------------------------------------------------------------
+# --- arguments, and the choice of cached samples --------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -196,7 +198,7 @@ def test_arguments_that_are_not_valid(
 
 
 @pytest.mark.parametrize(("samples", "listed"), [(0, False), (1, True), (37, False), (5000, True)])
-def test_the_choice_fits_and_is_as_large_as_it_can_be(samples: int, listed: bool) -> None:
+def test_the_choice_fits_and_is_as_large_as_possible(samples: int, listed: bool) -> None:
     rows = np.arange(3, 3 + samples) if listed else range(3, 3 + samples)
     sizes = np.random.default_rng(1).integers(0, 1000, samples)
     for limit in (0, 1, int(sizes.sum()) // 3, max(0, int(sizes.sum()) - 1), int(sizes.sum())):
@@ -207,23 +209,23 @@ def test_the_choice_fits_and_is_as_large_as_it_can_be(samples: int, listed: bool
         assert total == choice.total(lambda run: sizes[run - 3]) <= limit or choice.threshold == EVERYTHING
         if choice.threshold != EVERYTHING:
             larger = Subset(rows, choice.threshold + 1).total(lambda run: sizes[run - 3])
-            assert larger > limit, "the next one would not have fitted"
+            assert larger > limit, "the next sample would have fitted, too"
 
 
 def test_the_choice_is_frozen() -> None:
-    """Jobs of other versions share caches with this one."""
+    """Jobs of other versions share caches with this version."""
     kept = np.concatenate(list(Subset(range(1000)).limited(10, lambda run: run * 0 + 1).kept())).tolist()
     assert kept == [2, 100, 145, 148, 350, 532, 601, 646, 686, 762]
 
 
 # --- pixels ---------------------------------------------------------------------------------------------------------
-def test_pixels_after_the_first_ops(shards: Any, place: dict[str, Any]) -> None:
+def test_cached_pixels_after_the_first_ops(shards: Any, place: dict[str, Any]) -> None:
     reader = readers.cached(shards, keep=readers.Decoded([Resize(20), CenterCrop((8, 12))]), **place)
     assert {decode_image(data).shape for data in reader.read_many(range(36))} == {(8, 12, 3)}
 
 
-def test_images_come_upright_and_shrunk(tmp_path: Path, place: dict[str, Any]) -> None:
-    """Every orientation, and media other than JPEG."""
+def test_cached_pixels_are_upright_and_shrunk(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Every orientation, and media types other than JPEG."""
     (tmp_path / "tree").mkdir()
     picture = Image.linear_gradient("L").resize((120, 90)).convert("RGB")
     for orientation in range(1, 9):
@@ -252,15 +254,15 @@ def batches(reader: Any, epochs: int = 1, **options: Any) -> list[tuple[np.ndarr
     return [(images.numpy().copy(), labels.tolist()) for _ in range(epochs) for images, labels in loader]
 
 
-def test_batches_of_encoded_bytes_are_the_same(shards: Any, place: dict[str, Any]) -> None:
+def test_batches_from_cached_encoded_bytes_are_the_same(shards: Any, place: dict[str, Any]) -> None:
     with readers.cached(shards, 0.5, **place) as reader:
         for (seen, labels), (pixels, numbers) in zip(batches(reader, 2), batches(shards, 2), strict=True):
             assert labels == numbers and np.array_equal(seen, pixels)
         assert reader.stats().hits > 0
 
 
-def test_decoded_pixels_are_those_of_the_loader(tmp_path: Path, place: dict[str, Any]) -> None:
-    """Within 2 of 255: also of images that are shrunk so much that colours are decoded coarsely."""
+def test_cached_pixels_equal_those_of_the_loader(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Within 2 of 255, also for images that are shrunk so much that chroma is decoded at reduced resolution."""
     (tmp_path / "tree" / "a").mkdir(parents=True)
     for seed, side in enumerate([140, 160, 180, 340]):
         pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
@@ -274,7 +276,7 @@ def test_decoded_pixels_are_those_of_the_loader(tmp_path: Path, place: dict[str,
     assert max(worst) <= 2, f"differences by image: {worst}"
 
 
-def test_tokens_are_of_one_form(shards: Any, place: dict[str, Any]) -> None:
+def test_a_token_belongs_to_one_form(shards: Any, place: dict[str, Any]) -> None:
     loader_module = pytest.importorskip("readers.loader")
     token = loader_module.ImageLoader(shards, 8, seed=4).state_dict()
     encoded, decoded = (readers.cached(shards, keep=keep, **place) for keep in ("encoded", "decoded"))
@@ -285,9 +287,9 @@ def test_tokens_are_of_one_form(shards: Any, place: dict[str, Any]) -> None:
     decoded.close()
 
 
-# --- files that are rewritten under their names ---------------------------------------------------------------------
+# --- rewritten files ------------------------------------------------------------------------------------------------
 def fill(folder: Path, seed: int) -> list[bytes]:
-    """JPEGs with the same names and sizes for every seed, and the same old times."""
+    """JPEGs with the same names, sizes and old times for every seed."""
     folder.mkdir(exist_ok=True)
     payloads = [make_jpeg(seed + number).ljust(4000, b"\0") for number in range(SAMPLES)]
     for number, payload in enumerate(payloads):
@@ -300,8 +302,8 @@ def opened(folder: Path, place: dict[str, Any], **options: Any) -> Any:
     return readers.cached(readers.open_folder(folder), **options, **place)
 
 
-def test_folders_share_what_is_the_same_and_nothing_else(tmp_path: Path, place: dict[str, Any]) -> None:
-    """Names, sizes and times are those of another folder, or of the same before it was rewritten."""
+def test_folders_share_only_identical_files(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Names, sizes and times equal those of another folder, or of the same folder before it was rewritten."""
     left, right = fill(tmp_path / "left", 1), fill(tmp_path / "right", 100)
     (tmp_path / "link").symlink_to("left")
     with opened(tmp_path / "left", place) as first, opened(tmp_path / "right", place) as second:
@@ -315,7 +317,7 @@ def test_folders_share_what_is_the_same_and_nothing_else(tmp_path: Path, place: 
 
 
 @pytest.mark.parametrize(("keep", "over"), [("encoded", "folder"), ("decoded:16", "selection"), ("encoded", "pickled")])
-def test_check_always_sees_a_rewritten_file(tmp_path: Path, place: dict[str, Any], keep: str, over: str) -> None:
+def test_check_always_detects_a_rewritten_file(tmp_path: Path, place: dict[str, Any], keep: str, over: str) -> None:
     fill(tmp_path / "folder", 1)
     base: Any = readers.open_folder(tmp_path / "folder")
     base = base.select(indices=range(SAMPLES)) if over == "selection" else base
@@ -329,7 +331,8 @@ def test_check_always_sees_a_rewritten_file(tmp_path: Path, place: dict[str, Any
 
 
 def test_files_that_changed_since_the_listing_are_never_stored(tmp_path: Path, place: dict[str, Any]) -> None:
-    """Or the next one to list the old files again, restored with their times, would get the new ones' pixels."""
+    """Otherwise the next reader that lists the restored old files with their times would get the pixels of the new
+    ones."""
     old = fill(tmp_path / "folder", 1)
     with opened(tmp_path / "folder", place) as reader:
         shutil.copytree(tmp_path / "folder", tmp_path / "backup")
@@ -354,7 +357,7 @@ def test_prefill(shards: Any, keep: str, order: Any, threads: int, place: dict[s
     assert sorted(slow.reads) == kept and seen[-1][0] == 18 and seen == sorted(seen)
     assert seen[-1][1] == sum(len(reader.read(i)) for i in kept)
     slow.reads.clear()
-    assert reader.prefill(threads) == 18 and slow.reads == [], "all of it was there"
+    assert reader.prefill(threads) == 18 and slow.reads == [], "samples were not all cached"
     reader.prefetch(range(36))
     assert slow.prefetched == [i for i in range(36) if i not in kept]
     expected = [bytes(reader.keep.convert(image)) for image in images(shards)]
@@ -365,7 +368,7 @@ def test_prefill(shards: Any, keep: str, order: Any, threads: int, place: dict[s
 
 
 class Raced(SlowStore):
-    """A source from which another process reads as well: by the first answer it has filled the first two blocks."""
+    """A source that another process reads, too: before the first answer it has filled the first two blocks."""
 
     other: Any = None
 
@@ -376,7 +379,7 @@ class Raced(SlowStore):
         return super().read(extents)
 
 
-def test_a_process_that_meets_another_continues_elsewhere(
+def test_a_process_skips_blocks_that_another_is_filling(
     shards: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     starts = itertools.chain([0], itertools.repeat(6))
@@ -388,12 +391,12 @@ def test_a_process_that_meets_another_continues_elsewhere(
     raced.other = other
     assert reader.prefill(1) == 36
     blocks = [number // 4 for number in raced.reads[::4]]
-    assert blocks == [0, 6, 7, 8, 2, 3, 4, 5], "block 1 was there, and block 0 when it came"
+    assert blocks == [0, 6, 7, 8, 2, 3, 4, 5], "block 1 was cached before, and block 0 by the time of its answer"
     assert reader.stats().present == 36 and images(reader) == images(shards)
 
 
 def test_ranks_share_the_filling(shards: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each starts at a block of its own, and ahead of training each takes its share."""
+    """Each rank starts at a different block, and ahead of training each fills its share."""
 
     def as_rank(rank: int, count: int) -> tuple[Any, SlowReader]:
         for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}.items():
@@ -486,18 +489,18 @@ def test_compression_round_trip(mixed: Path, compress: bool, place: dict[str, An
         assert stats.capacity_bytes < (0.9 if compress else 1.1) * payload + 30_000
 
 
-def test_what_pays() -> None:
+def test_which_payloads_are_compressed() -> None:
     rng = np.random.default_rng(1)
     texts = [f'{{"caption": "a picture of {i}", "source": "somewhere", "width": {i * 7}}}'.encode() for i in range(200)]
     noise = [rng.bytes(500) for _ in range(50)]
     assert compressed_share([text * 20 for text in texts]) < 0.5
     assert compressed_share([bitmap(i) for i in range(20)]) < 0.9
     assert compressed_share(noise) == compressed_share([]) == 1
-    assert compressed_share([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "JPEGs are stored as they are"
+    assert compressed_share([b"\xff\xd8\xff" + bytes(1000)] * 20) == 1, "a JPEG was compressed again"
 
 
 def test_frames_and_payloads_are_distinguished(mixed: Path, place: dict[str, Any], spoil: Any) -> None:
-    """Also where a payload looks like a frame; a broken frame is read again."""
+    """Also where a payload looks like a frame; a broken frame is read again from the source."""
     frame = bytes(compressed(b"a" * 500))
     for data in (b"", b"x", b"a" * 500, os.urandom(300), frame, frame[:7], b"\x28\xb5\x2f\xfd", bitmap(1)):
         assert bytes(decompress(memoryview(compressed(data)))) == data
@@ -514,7 +517,7 @@ def test_frames_and_payloads_are_distinguished(mixed: Path, place: dict[str, Any
 
 # --- one cache, many processes --------------------------------------------------------------------------------------
 def fill_and_report(reader: Any) -> tuple[list[bytes], int]:
-    """The samples that a process reads, and the number of reads of the source."""
+    """Reports the samples that a process reads, and its number of reads from the source."""
     return images(reader), len(reader.store.source.reads)
 
 
@@ -527,7 +530,7 @@ def fill_and_report(reader: Any) -> tuple[list[bytes], int]:
         ("spawn", "decoded:16", "named"),
     ],
 )
-def test_what_one_process_has_read_all_have(
+def test_samples_read_by_one_process_are_cached_for_all(
     shards: Any, place: dict[str, Any], elsewhere: Callable[..., Any], method: str, keep: str, memory: str
 ) -> None:
     """Without a tmpfs, a process and its children share unnamed memory, which no other process can open."""
@@ -539,15 +542,15 @@ def test_what_one_process_has_read_all_have(
         assert (forked if method == "fork" else elsewhere)(fill_and_report, reader)[0] == expected
         reader.store.source.reads.clear()
         assert images(reader) == expected
-        assert len(reader.store.source.reads) == 18, "the half that has a slot was filled by the other process"
+        assert len(reader.store.source.reads) == 18, "the other process has not filled the half with slots"
         reader.store.source.reads.clear()
         for made, reads in pool.map(fill_and_report, [reader] * 6, timeout=300):
             assert made == expected and reads % 18 == 0
     assert reader.stats().puts >= 18 and reader.stats().present == 18
     if memory != "named":
         with readers.cached(shards, 0.5, keep, backend="memfd") as other:
-            assert other.stats().present == 0, "another memory"
-            assert not any(os.getpid() in info.users for info in list_caches()), "none has a name"
+            assert other.stats().present == 0, "the memory differs"
+            assert not any(os.getpid() in info.users for info in list_caches()), "the memory has a name"
     reader.close()
     assert list(place["directory"].glob("packer-cache*")) == []
 
@@ -559,7 +562,7 @@ def open_and_report(path: Path, place: dict[str, Any], capacity: Any) -> set[int
 
 
 def test_jobs_keep_the_same_samples(packed: Path, place: dict[str, Any]) -> None:
-    """Independent processes at the same time, with the same options and others."""
+    """Independent processes at the same time, with the same options and with others."""
     with ProcessPoolExecutor(4, mp_context=multiprocessing.get_context("fork")) as pool:
         tasks = [pool.submit(open_and_report, packed, {**place, "job": f"job{n % 2}"}, 0.5) for n in range(8)]
         kept = [task.result(timeout=300) for task in tasks]
@@ -568,7 +571,7 @@ def test_jobs_keep_the_same_samples(packed: Path, place: dict[str, Any]) -> None
 
 
 def test_workers_of_a_dataloader(shards: Any, place: dict[str, Any], elsewhere: Callable[..., Any]) -> None:
-    """Forked ones; and as a spawned one would get it."""
+    """Forked workers, and a reader as a spawned worker would get it."""
     torch_readers = pytest.importorskip("readers.torch")
     from torch.utils.data import DataLoader
 
@@ -598,7 +601,7 @@ def test_a_pickle_is_small(shards: Any, place: dict[str, Any]) -> None:
 
 
 def test_a_persistent_cache_outlives_its_job(shards: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the next job too."""
+    """The next job reads from it, too."""
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     with readers.cached(shards, persist=True, directory=tmp_path) as reader:
         assert reader.prefill() == 36
@@ -618,7 +621,7 @@ def open_in(folder: Path) -> SharedByteCache:
 
 
 def take_name(path: Path) -> None:
-    """As anybody who may write to /dev/shm can do."""
+    """Create the name first, as any user with write access to /dev/shm can."""
     if os.geteuid() == 0:
         path.touch(0o600)
         os.chown(path, 12345, -1)
@@ -626,8 +629,8 @@ def take_name(path: Path) -> None:
         path.symlink_to("elsewhere")
 
 
-def test_a_reader_passes_through_where_all_names_are_in_use(shards: Any, tmp_path: Path) -> None:
-    """With one warning; the cache itself raises an error of this project."""
+def test_a_reader_works_uncached_where_all_names_are_in_use(shards: Any, tmp_path: Path) -> None:
+    """With one warning; opening the cache itself raises an error of this project."""
     while True:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -637,14 +640,14 @@ def test_a_reader_passes_through_where_all_names_are_in_use(shards: Any, tmp_pat
         (path,) = [path for path in tmp_path.iterdir() if path.lstat().st_uid == os.geteuid() and not path.is_symlink()]
         reader.close()
         take_name(path)
-        assert len(list(tmp_path.iterdir())) < 10, "names must end"
+        assert len(list(tmp_path.iterdir())) < 10, "the search for a free name must end"
     with pytest.warns(UserWarning, match="so all samples are read without a cache") as warned:
         reader = readers.cached(shards, "1MiB", directory=tmp_path, job="test")
     assert len(warned) == 1 and images(reader) == images(shards) and reader.stats().kept == 0
 
 
 @pytest.mark.parametrize("capacity", ["auto", "1MiB", 0.5])
-def test_a_reader_passes_through_without_the_directory(shards: Any, tmp_path: Path, capacity: Any) -> None:
+def test_a_reader_works_uncached_without_the_directory(shards: Any, tmp_path: Path, capacity: Any) -> None:
     with pytest.warns(UserWarning, match="without a cache.*No such file.*another tmpfs") as warned:
         reader = readers.cached(shards, capacity, directory=tmp_path / "none", job="test")
     assert len(warned) == 1 and images(reader) == images(shards)
@@ -654,7 +657,7 @@ def test_a_reader_passes_through_without_the_directory(shards: Any, tmp_path: Pa
         assert isinstance(caught.value, readers.PackerError) and isinstance(caught.value, OSError)
 
 
-def test_no_room_passes_everything_through(shards: Any, place: dict[str, Any], no_room: None) -> None:
+def test_a_reader_works_uncached_without_room(shards: Any, place: dict[str, Any], no_room: None) -> None:
     with pytest.warns(UserWarning, match=r"no room for a cache of [\d,]+ bytes in .*packer cache ls"):
         reader = readers.cached(shards, "1GiB", "decoded:16", **place)
     assert images(reader) == [bytes(reader.keep.convert(image)) for image in images(shards)]
@@ -674,7 +677,7 @@ SharedByteCache.open(kind=sys.argv[4], directory=sys.argv[1], **given)
 
 
 def stuck(folder: Path, at: str, how: str, kind: str = "encoded") -> subprocess.Popen[bytes]:
-    """A process that makes a segment and meets a signal before that call."""
+    """A process that makes a segment and is stopped by a signal before this call."""
     process = subprocess.Popen([sys.executable, "-c", STUCK, folder, at, how, kind], stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == b"\n"
     return process
@@ -687,23 +690,23 @@ def test_a_stopped_maker_blocks_others_only_briefly(tmp_path: Path, monkeypatch:
             with pytest.warns(UserWarning, match=r"another name.*no progress for 0.2 s; it may have been stopped"):
                 first = open_in(tmp_path)
             with pytest.warns(UserWarning, match="another name"), open_in(tmp_path) as second:
-                assert first.put(0, b"x") and second.get(0) == b"x", "those that continue share one"
+                assert first.put(0, b"x") and second.get(0) == b"x", "the running processes share no cache"
             first.close()
         finally:
             process.kill()
     with open_in(tmp_path):
         pass
-    assert list(tmp_path.iterdir()) == [], "what the stopped one left goes with the next"
+    assert list(tmp_path.iterdir()) == [], "files of the stopped process are not removed by the next"
 
 
 @pytest.mark.parametrize("at", ["fallocate", "link"])
-def test_the_next_cache_removes_what_killed_makers_leave(tmp_path: Path, at: str) -> None:
-    """Of any data set: that one may never be opened again."""
+def test_the_next_cache_removes_files_of_killed_makers(tmp_path: Path, at: str) -> None:
+    """Files of any data set are removed, since that set may never be opened again."""
     with stuck(tmp_path, at, "SIGKILL", kind="of another set") as process:
         assert process.wait(300) == -signal.SIGKILL
     (left,) = tmp_path.iterdir()
     with open_in(tmp_path):
-        assert left not in tmp_path.iterdir(), f"{left} stays for ever"
+        assert left not in tmp_path.iterdir(), f"{left} is never removed"
 
 
 TRAIN = """
@@ -721,7 +724,7 @@ print(len(warned), stats.kept, stats.hits)
 
 
 def test_without_or_with_a_small_dev_shm(packed: Path, tmp_path: Path) -> None:
-    """A container's 64 MiB, as much smaller than the set as that is than ImageNet, is used with a warning."""
+    """A container's 64 MiB, scaled down as the set is to ImageNet, is used with a warning."""
     done = run_with_dev_shm("", tmp_path / "dev", sys.executable, "-c", TRAIN, packed)
     assert (done.returncode, done.stdout) == (0, "1 0 0\n"), done.stderr
     assert "without a cache" in done.stderr and "/dev/shm" in done.stderr
@@ -729,12 +732,12 @@ def test_without_or_with_a_small_dev_shm(packed: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     warned, kept, hits = map(int, done.stdout.split())
     assert warned == 1 and "--shm-size" in done.stderr and "--ipc=host" in done.stderr, done.stderr
-    assert kept == hits > 0, f"it kept {kept} of 36 samples: {done.stderr}"
+    assert kept == hits > 0, f"{kept} of 36 samples were cached: {done.stderr}"
 
 
 @pytest.mark.parametrize("command", ["convert", "verify"])
 def test_commands_work_without_dev_shm(tree: Path, packed: Path, tmp_path: Path, command: str) -> None:
-    """Worker processes share locks there, so one process does the work, and says why."""
+    """Worker processes share locks in /dev/shm, so one process does the work and says why."""
     more = [tree, "-o", tmp_path / "out", "--to", "tar"] if command == "convert" else [packed]
     words = [sys.executable, "-m", "packer", command, *more, "--workers", "2"]
     done = run_with_dev_shm("", tmp_path / "dev", *words)

@@ -1,4 +1,4 @@
-"""A cache of DCT coefficients: decoders have the same pixels from it, everything else reads the images below it."""
+"""A cache of DCT coefficients: decoders get the same pixels from it, and every other reader the stored images."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def jpeg(image: Image.Image, sampling: str) -> bytes:
 
 
 def _images() -> dict[str, bytes]:
-    """By name: JPEGs of all kinds, and images that are kept as they are."""
+    """Images by name: JPEGs of all kinds, and images that are cached unconverted."""
     pixels = picture(HEIGHT, WIDTH, 2)
     found = {f"jpeg {kind}": jpeg(pixels, kind) for kind in ("420", "422", "440", "444")}
     found["jpeg grey"] = encoded(pixels.convert("L"), "JPEG")
@@ -107,7 +107,7 @@ def items(reader: Any, transform: Any, output: Any = "tensor") -> list[bytes]:
 
 
 def joined(reader: Any, ops: list[Op]) -> list[bytes]:
-    """Of some of the samples, behind others."""
+    """Batches of some of the samples, which follow a sample of another reader."""
     return batches(readers.concat([reader.select(indices=[0]), reader.select(indices=range(3, len(reader)))]), ops)
 
 
@@ -116,14 +116,14 @@ def _digest(batch: Any) -> bytes:
 
 
 def kept_media(reader: Any) -> list[str]:
-    """The input of the decoders for each sample."""
+    """The media type that the decoders get for each sample."""
     return [parse_any(data).media for data in reader.for_decoding().read_many(range(len(reader)))]
 
 
 # --- pixels -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", AUGMENTS)
-def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str, Any]) -> None:
-    """In the epoch that fills it and in the next, whatever the batch needs of an image."""
+def test_batches_equal_those_without_a_cache(base: Any, name: str, place: dict[str, Any]) -> None:
+    """In the epoch that fills the cache and in the next, for every kind of batch."""
     with readers.cached(base, keep=KEEP, **place) as reader:
         assert batches(reader, AUGMENTS[name], 2) == batches(base, AUGMENTS[name], 2)
         stats = reader.stats()
@@ -134,10 +134,10 @@ def test_batches_are_those_without_a_cache(base: Any, name: str, place: dict[str
     ("dtype", "layout"),
     [(torch.uint8, "NCHW"), (torch.float32, "NCHW"), (torch.float32, "NHWC"), (torch.bfloat16, "NHWC")],
 )
-def test_batches_of_other_kinds_are_those_without_a_cache(
+def test_mixed_batches_equal_those_without_a_cache(
     packed_base: Any, place: dict[str, Any], dtype: torch.dtype, layout: str
 ) -> None:
-    """Images that are finished in one go and those that are not share a batch."""
+    """Images that are finished in one pass and images that are not share a batch."""
     ops = [*AUGMENTS["a box, scaled"], *([] if dtype == torch.uint8 else [Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.1))])]
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
@@ -150,8 +150,8 @@ def test_batches_of_other_kinds_are_those_without_a_cache(
 
 
 @pytest.mark.parametrize("check", ["never", "always"])
-def test_what_was_read_is_not_overwritten(packed_base: Any, place: dict[str, Any], check: Any) -> None:
-    """Neither what was encoded for the read, nor what there was no place for."""
+def test_returned_bytes_are_not_overwritten(packed_base: Any, place: dict[str, Any], check: Any) -> None:
+    """Neither the images that were encoded for the read, nor those that did not fit into the cache."""
     for capacity in (1.0, 0.5):
         with readers.cached(packed_base, capacity, KEEP, check=check, **place) as reader:
             first = reader.for_decoding().read_many(range(len(IMAGES)))
@@ -159,7 +159,7 @@ def test_what_was_read_is_not_overwritten(packed_base: Any, place: dict[str, Any
 
 
 def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
-    """ "auto" keeps everything; a share keeps a share, and the others come as they are."""
+    """ "auto" caches everything; a share caches a share, and the other images stay unconverted."""
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         reader.prefill()
         whole = reader.stats()
@@ -178,7 +178,7 @@ def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("output", ["numpy", "pil", "ops"])
-def test_items_are_those_without_a_cache(packed_base: Any, output: str, place: dict[str, Any]) -> None:
+def test_items_equal_those_without_a_cache(packed_base: Any, output: str, place: dict[str, Any]) -> None:
     given = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         assert items(reader, *given) == items(packed_base, *given) == items(reader, *given)
@@ -198,7 +198,8 @@ def rocal_source(reader: Any) -> list[bytes]:
 
 
 def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
-    """Interpolated where they would be repeated: as from the pixels of the whole image. States name them."""
+    """Chroma is interpolated where it would be repeated otherwise: as from the pixels of the whole image. States name
+    the option."""
     data = IMAGES["jpeg 420"]
     for kind, contents in (("jpg", data), ("png", encoded(Image.fromarray(exact(data)), "PNG"))):
         (tmp_path / kind / "all").mkdir(parents=True)
@@ -213,12 +214,12 @@ def test_exact_colours(packed_base: Any, place: dict[str, Any], tmp_path: Path) 
         states = [ImageLoader(reader, 1, decode=Decode(exact_colours=True)).state_dict(), exactly.state_dict()]
         states.append(EpochSampler(Sequential(1), exactly).state_dict())
         assert {state["decoder"] for state in states} == {"cpu, exact colours"}
-        plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images are decoded so in any case
+        plain = ImageDataset(reader, output="numpy", exact_colours=True)  # whole images always have exact colours
         assert plain.decoder == ImageDataset(reader, ops).decoder == "cpu"
 
 
 # --- everything else ----------------------------------------------------------------------------------------------
-def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) -> None:
+def test_reading_gives_the_stored_images(base: Any, place: dict[str, Any]) -> None:
     with readers.cached(base, keep=KEEP, **place) as reader:
         reader.prefill(2)
         assert reader.stats().present == len(IMAGES) and reader.keep == readers.Coefficients()
@@ -243,7 +244,7 @@ def test_reading_gives_the_images_as_they_are(base: Any, place: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])
-def test_devices_are_given_jpegs_and_the_cpu_coefficients(
+def test_devices_get_jpegs_and_the_cpu_coefficients(
     packed_base: Any, place: dict[str, Any], monkeypatch: pytest.MonkeyPatch, share: float
 ) -> None:
     double = install(monkeypatch, "torchvision")
@@ -257,7 +258,7 @@ def test_devices_are_given_jpegs_and_the_cpu_coefficients(
         assert reader.stats().hits == len(IMAGES) - by_device and reader.stats().misses == 0
 
 
-def test_the_sources_of_dali_and_rocal_are_given_jpegs(packed_base: Any, place: dict[str, Any]) -> None:
+def test_the_sources_of_dali_and_rocal_get_jpegs(packed_base: Any, place: dict[str, Any]) -> None:
     good = packed_base.select(indices=[i for i, key in enumerate(packed_base.keys) if "jpeg" in key])
     with readers.cached(good, keep=KEEP, **place) as reader:
         reader.prefill()
@@ -286,7 +287,7 @@ def test_runs_continue_with_and_without_the_cache(packed_base: Any, place: dict[
             assert found + run(then, state)[0] == whole
 
 
-def test_workers_share_what_they_have_made(packed_base: Any, place: dict[str, Any]) -> None:
+def test_workers_share_coefficients(packed_base: Any, place: dict[str, Any]) -> None:
     ops = AUGMENTS["scaled"]
     workers = {"num_workers": 2, "multiprocessing_context": "fork", "timeout": 60, "persistent_workers": True}
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
@@ -329,7 +330,7 @@ def test_a_cache_that_is_filled_from_the_command_line(packed_base: Any, tmp_path
 
 
 def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: Path) -> None:
-    """Coefficients on the disk are not made again."""
+    """Coefficients on the disk are not computed again."""
     disk = tmp_path / "disk"
     disk.mkdir()
     slow = SlowReader(packed_base)
@@ -342,7 +343,7 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
             assert images(reader) == images(packed_base) and sorted(slow.reads) == list(range(len(IMAGES)))
 
 
-# --- what goes wrong ----------------------------------------------------------------------------------------------
+# --- faults -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("consumer", "check", "at"),
     [
@@ -356,7 +357,7 @@ def test_memory_over_a_disk(packed_base: Any, place: dict[str, Any], tmp_path: P
 def test_damaged_bytes_are_made_again(
     packed_base: Any, place: dict[str, Any], spoil: Any, at: int, check: Any, consumer: Any
 ) -> None:
-    """A form that a decoder refuses is read from below the cache; byte 13 is of the height."""
+    """A form that a decoder refuses is read from below the cache; byte 13 belongs to the height."""
     ops = AUGMENTS["scaled"]
     expected = consumer(packed_base, ops)
     with readers.cached(packed_base, keep=KEEP, check=check, **place) as reader:
@@ -400,7 +401,7 @@ with readers.open(sys.argv[1], "train") as base, warnings.catch_warnings(record=
 
 
 def test_without_the_compiled_codec(packed_base: Any, place: dict[str, Any]) -> None:
-    """Everything passes through, with a warning: nodes of different kinds may run the same script."""
+    """The reader works uncached, with a warning: nodes of different kinds may run the same script."""
     command = [sys.executable, "-c", WITHOUT_CODEC, str(packed_base.path), str(place["directory"])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

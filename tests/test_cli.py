@@ -48,7 +48,7 @@ def output(*arguments: object, **options: Any) -> str:
     return done.stdout
 
 
-# --- what commands do -----------------------------------------------------------------------------------------------
+# --- the main commands ----------------------------------------------------------------------------------------------
 def test_the_main_job(tree: Path, tmp_path: Path) -> None:
     done = run_packer("convert", tree, "--to", "hdf5", "--workers", 2, cwd=tmp_path)
     assert done.stdout.startswith("images-hdf5: 45 samples (train 36, val 9), 3 classes, "), done.stderr
@@ -95,11 +95,11 @@ def test_orders_are_compared(packed: Path) -> None:
         library.recommend_order(packed, "train", latency_s=0)
     with readers.open(packed, "train") as reader:
         memory = {report.memory_bytes for report in compare_orders(packed, "train")}
-        assert memory == {0, int(reader.sizes().sum())}, "an order needs no more memory than the split has bytes"
+        assert memory == {0, int(reader.sizes().sum())}, "an order reports more memory than the split has bytes"
 
 
 def test_a_cache_from_warm_to_clean(packed: Path, tmp_path: Path) -> None:
-    """In the table the end of a path that is too long is shown."""
+    """A path that is too long for the table is shown by its end."""
 
     def cached(*arguments: object) -> str:
         return output("cache", *arguments, "--target", tmp_path)
@@ -118,7 +118,7 @@ def test_a_cache_from_warm_to_clean(packed: Path, tmp_path: Path) -> None:
         listed = cached("ls")
         for text in ("decoded-resize_size_16 image", "set (train)", "50%", "█", "python", "job", "\n0  "):
             assert text in listed, listed
-        assert cached("clean", "--all").startswith(f"{tmp_path}: 0 caches removed"), "it is in use"
+        assert cached("clean", "--all").startswith(f"{tmp_path}: 0 caches removed"), "the cache in use was removed"
         reader.close()
     (report,) = json.loads(cached("ls", "--json"))
     assert (report["hits"], report["passed"], report["hit_rate"], report["persist"]) == (18, 18, 0.5, True)
@@ -145,7 +145,7 @@ def test_a_cache_from_warm_to_clean(packed: Path, tmp_path: Path) -> None:
     assert str(deep)[:40] not in line and cached("stats", "longlong").count("long" * 40) == 1
 
 
-def test_numbers_and_names_in_texts() -> None:
+def test_numbers_and_names_in_output() -> None:
     sizes = ["0 B", "999 B", "1.34 kB", "55 MB", "1.5 TB"]
     assert [human_bytes(x) for x in (0, 999, 1340, 55_039_085, 1.5e12)] == sizes
     assert [human_seconds(x) for x in (0.44, 12.3, 185, 7800)] == ["0.4 s", "12 s", "3:05 min", "2:10 h"]
@@ -160,7 +160,7 @@ def test_numbers_and_names_in_texts() -> None:
 
 # --- help and examples ----------------------------------------------------------------------------------------------
 def commands(command: click.Command = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
-    """Every command with its path, as "cache warm"; the hidden one of `packer stage SET` is called "stage"."""
+    """Every command with its path, as "cache warm"; `packer stage SET` runs a hidden command that is called "stage"."""
     if not isinstance(command, click.Group):
         yield path, command
         return
@@ -176,8 +176,8 @@ PATHS = sorted({*COMMANDS, "cache", ""})
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_command_has_help_with_examples_and_errors_with_a_suggestion(path: str, cli_run: Packer) -> None:
-    """Help fits a terminal; an error is JSON on request, and stdout is for results without it."""
+def test_every_command_has_help_with_examples_and_suggests_corrections(path: str, cli_run: Packer) -> None:
+    """Help fits a terminal; an error is JSON on request, and without --json stdout has results only."""
     status, shown, _ = cli_run(*path.split(), "--help")
     assert status == 0 and [line for line in shown.splitlines() if len(line) > 80 or "docs/" in line] == []
     if path:
@@ -201,7 +201,7 @@ def test_every_command_is_in_the_help_once(cli_run: Packer) -> None:
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with everything that the examples name, and inputs on which commands fail."""
+    """A folder with all files that the examples name, and inputs on which commands fail."""
     root = tmp_path_factory.mktemp("examples")
     splits = {"train": range(4), "val": range(4, 8)}
     names = [f"{split}/{name}/{n}.jpg" for split, numbers in splits.items() for name in ("cat", "dog") for n in numbers]
@@ -244,7 +244,7 @@ def is_run(path: str, words: list[str]) -> bool:
 
 
 def test_examples_are_commands(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsed by the command itself: options, numbers of arguments, values, files that must exist."""
+    """The command itself parses them: options, numbers of arguments, values, files that must exist."""
     monkeypatch.chdir(place)
     for words in (words for path, words in EXAMPLE_LINES if not is_run(path, words)):
         name, *arguments = words[1:]
@@ -257,7 +257,7 @@ def test_examples_are_commands(place: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_examples_run(place: Path, tmp_path: Path, cli_run: Packer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one folder, with the set as it was; on one CPU, so that no process is started."""
+    """In one folder, with the set restored; on one CPU, so that no process is started."""
     failed = {}
     shutil.copytree(place, tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
@@ -330,7 +330,7 @@ def test_a_failure_is_one_clear_message_and_json_on_request(
     assert not list((place / "memory").iterdir()) and not (tmp_path / "out/dataset.json").exists()
 
 
-def test_no_command_shows_how_to_use_it_and_the_status_of_a_monitored_one_is_its_own(cli_run: Packer) -> None:
+def test_no_command_shows_usage_and_monitor_returns_the_status_of_its_command(cli_run: Packer) -> None:
     status, out, err = cli_run()
     assert status == 2 and "Usage: packer" in out + err
     status, _, err = cli_run("convert", "images", "--to")
@@ -357,7 +357,7 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_report_it(
 
 @pytest.mark.parametrize("stage", ["numpy", "packer.cli.convert"])
 def test_ctrl_c_while_a_command_starts_ends_it_without_a_traceback(tree: Path, tmp_path: Path, stage: str) -> None:
-    """Interrupted in the middle of the import of `stage`."""
+    """Interrupted in the middle of importing `stage`."""
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"
         "class Finder:\n"
@@ -389,7 +389,7 @@ def test_ctrl_c_again_and_again_ends_a_command_without_a_traceback(tmp_path: Pat
 
 
 def test_closed_full_and_broken_streams(tree: Path, packed: Path, tmp_path: Path) -> None:
-    """A shard never takes the place of a closed stream."""
+    """A shard never gets the descriptor of a closed stream."""
     for command, status, said in (
         (f"verify {packed} >&-", 0, ""),
         (f"convert {tree} --to hdf5 -o {tmp_path / 'out'} >&- 2>&-", 0, ""),
@@ -432,13 +432,13 @@ def test_names_of_files_and_classes_have_no_effect_on_a_terminal(tmp_path: Path)
     for text in (text for done in outputs for text in (done.stdout, done.stderr)):
         assert not set(text) & set("\x1b\x07\u202e\x9b"), repr(text)
     assert "\\x1b[2J" in outputs[3].stdout
-    assert HOSTILE in json.loads(outputs[4].stdout)["classes"], "JSON has the names as they are"
+    assert HOSTILE in json.loads(outputs[4].stdout)["classes"], "JSON does not have the exact names"
 
 
 # --- terminals ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("columns", [1, 10, 20, 41, 62, 80, 139, 300])
 def test_the_progress_line_is_narrower_than_the_terminal(columns: int) -> None:
-    """A part that does not fit is left out as a whole."""
+    """A part of the line that does not fit is left out as a whole."""
     line = progress_line(1_281_167, 140_000_000_000, (640_000, 70_000_000_000, 12), 3000.0, columns)
     assert len(line) < columns
     parts = (" 50%", "640,000/1,281,167 samples", "213/s", "12 left out", "23.3 MB/s", "50:00 min left")
@@ -463,7 +463,7 @@ class Terminal:
         fcntl.ioctl(self._theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def sent(self) -> str:
-        """All until now; a terminal may take a moment to hand it over."""
+        """The output so far; a terminal may take a moment to deliver it."""
         self.stream.write("\0")
         self.stream.flush()
         text = b""
@@ -485,7 +485,7 @@ def terminal() -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize(("columns", "then"), [(20, 300), (300, 20), (33, 33)])
-def test_a_bar_fits_the_terminal_also_when_that_is_resized(columns: int, then: int, terminal: Terminal) -> None:
+def test_a_bar_fits_the_terminal_also_after_a_resize(columns: int, then: int, terminal: Terminal) -> None:
     terminal.resize(columns)
     counts = iter([(640_000, 70_000_000_000, 3), (640_001, 70_000_000_001, 4)])
     over = threading.Event()
@@ -510,10 +510,10 @@ def test_a_bar_fits_the_terminal_also_when_that_is_resized(columns: int, then: i
     assert "50%" in first and "50%" in third
     for line, size in ((first, columns), (third, then)):
         assert ("left out" in line) == (size > 70) and ("█" in line) == (size == 300), line
-    assert "\r\x1b[Kpacker: a note \\x1b[2J\r\n" in shown and "\x1b[2J" not in shown, "a note has a line of its own"
+    assert "\r\x1b[Kpacker: a note \\x1b[2J\r\n" in shown and "\x1b[2J" not in shown, "a note shares its line"
 
 
-def test_colours_are_for_terminals_that_want_them(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colours_are_only_for_terminals_that_allow_them(terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", terminal.stream)
     for name, value, coloured in (("NO_COLOR", "1", False), ("TERM", "dumb", False), ("TERM", "xterm", True)):
         with monkeypatch.context() as patch:
@@ -535,7 +535,7 @@ def test_colours_are_for_terminals_that_want_them(terminal: Terminal, monkeypatc
         ("inspect images-tar", ["opened ", "images-tar (train): 8 samples"]),
     ],
 )  # fmt: skip
-def test_verbose_says_what_is_done_and_nothing_else_does(
+def test_only_verbose_logs_the_steps(
     line: str, said: list[str], place: Path, tmp_path: Path, cli_run: Packer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --json there are no notes, and stdout is one document."""
@@ -551,7 +551,7 @@ def test_verbose_says_what_is_done_and_nothing_else_does(
     assert quiet[0] == 0 and quiet[2] == ""
 
 
-def test_what_is_listed_and_left_out_is_said(tmp_path: Path, cli_run: Packer) -> None:
+def test_the_log_counts_listed_and_left_out_files(tmp_path: Path, cli_run: Packer) -> None:
     files = {"cat/1.jpg": make_jpeg(1), "cat/.2.jpg": b"", "cat/3.jpg": make_jpeg(1)[:-9]}
     line = ("convert", tree_of(tmp_path / "in", files), "--to", "tar", "-o", tmp_path / "out", "--on-error", "skip")
     status, out, err = cli_run(*line, "--workers", 1)
@@ -559,7 +559,7 @@ def test_what_is_listed_and_left_out_is_said(tmp_path: Path, cli_run: Packer) ->
     assert "left out: 1 skipped" in out
 
 
-def test_versions_of_what_matters_are_shown(cli_run: Packer) -> None:
+def test_versions_of_relevant_packages_are_shown(cli_run: Packer) -> None:
     status, shown, _ = cli_run("--version")
     assert status == 0 and shown.startswith(f"packer {library.__version__}\nPython ")
     for name in ("numpy", "h5py", "pillow", "simplejpeg", "crc32c", "zstandard", "click", "lazy_loader"):

@@ -1,4 +1,4 @@
-"""Images kept as DCT coefficients decode to libjpeg-turbo's pixels to the bit, in any box and at any scale."""
+"""Images kept as DCT coefficients decode to libjpeg-turbo's exact pixels, in any box and at any scale."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def check(data: bytes, expected: np.ndarray | None = None) -> bytes:
 
 
 def random_region(rng: np.random.Generator, full: tuple[int, ...], scaled: tuple[int, ...], factor: int) -> Region:
-    """A box of an image of the size `full`, of at least a pixel at the scale where that is `scaled`."""
+    """A box within an image of the size `full`, at least one pixel large at the scale `scaled`."""
     (top, bottom), (left, right) = (np.sort(rng.choice(side + 1, 2, replace=False)) for side in scaled)
     height, width = min(bottom * factor, full[0]) - top * factor, min(right * factor, full[1]) - left * factor
     return Region(*map(int, (top * factor, left * factor, height, width)), factor)
@@ -113,7 +113,7 @@ def test_jpegs_that_no_encoder_makes_have_their_pixels(factors: list[tuple[int, 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 def test_wild_coefficients_have_the_same_pixels_or_are_refused(sampling: tuple[int, int]) -> None:
-    """Beyond what images give libjpeg's sums of 16 bits overflow, in a way of their own."""
+    """With values beyond those of images libjpeg's 16-bit sums overflow, in a way that the codec reproduces."""
     rng = np.random.default_rng(5)
     factors = [sampling, (1, 1), (1, 1)]
     kept = 0
@@ -136,7 +136,7 @@ def test_wild_coefficients_have_the_same_pixels_or_are_refused(sampling: tuple[i
 
 
 def test_wide_steps_have_their_pixels() -> None:
-    """Tables of 16 bits, as quality 1 without limit has."""
+    """16-bit tables, as from quality 1 without a limit."""
     blocks = random_blocks(np.random.default_rng(1), 30, 30, COLOUR, largest=3)
     for one in blocks:
         one[..., 0] = np.clip(one[..., 0], -3, 3)
@@ -155,7 +155,7 @@ def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
-def test_any_box_has_the_pixels_of_the_whole(sampling: str) -> None:
+def test_any_box_has_the_pixels_of_the_whole_image(sampling: str) -> None:
     rng = np.random.default_rng(3)
     sources = [
         made_jpeg(h, w, sampling, 85, seed=n) for n, (h, w) in enumerate(((97, 131), (200, 61), (16, 16), (3, 5)))
@@ -172,8 +172,8 @@ def test_any_box_has_the_pixels_of_the_whole(sampling: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [(64, 96), SIZE])
-def test_regions_are_those_of_decode_image(orientation: int, size: tuple[int, int]) -> None:
-    """Upright, also where colour may be repeated, and where the scale does not divide the sides."""
+def test_regions_equal_those_of_decode_image(orientation: int, size: tuple[int, int]) -> None:
+    """Upright, also with repeated chroma, and where the scale does not divide the sides."""
     image = picture(*size)
     data = encoded(image, "JPEG", orientation, quality=88, subsampling=2)
     kept = encode_strictly(data)
@@ -194,10 +194,10 @@ def test_regions_are_those_of_decode_image(orientation: int, size: tuple[int, in
         inner = out[1:-1, 1:-2]
         assert decode(kept, region, inner) is inner and np.array_equal(inner, expected)
         inner[:] = 0
-        assert not out.any()  # nothing was written around it
+        assert not out.any()  # no bytes around it were written
 
 
-def test_repeated_colour_is_that_of_decode_image() -> None:
+def test_repeated_chroma_equals_that_of_decode_image() -> None:
     for sampling, (height, width) in itertools.product(SAMPLINGS, ((40, 56), (41, 57), (17, 3), (2, 2))):
         data, inner = (
             made_jpeg(height, width, sampling),
@@ -217,9 +217,9 @@ def test_a_region_or_memory_that_does_not_fit_is_an_error() -> None:
             decode(kept, out=out)
 
 
-# --- what is kept, and what is not --------------------------------------------------------------------------------
+# --- supported and unsupported JPEGs ------------------------------------------------------------------------------
 def test_the_bytes_are_as_documented() -> None:
-    """An independent reader of the layout finds the coefficients that the JPEG was written from."""
+    """An independent reader of the layout recovers the coefficients that the JPEG was written from."""
     rng = np.random.default_rng(8)
     for factors in ([(1, 1)], COLOUR):
         blocks = random_blocks(rng, 30, 50, factors, largest=700)
@@ -232,7 +232,7 @@ def test_the_bytes_are_as_documented() -> None:
             rows, columns = one.shape[:2]
             assert np.array_equal(one.reshape(rows, columns, 64), written[:rows, :columns, natural])
             assert np.array_equal(table.reshape(64), steps[natural])
-    # Caches on a disk outlive versions: another layout needs another number of its version.
+    # Caches on a disk outlive versions: a new layout needs a new version number.
     blocks = [np.zeros((1, 1, 64), np.int64)]
     blocks[0][0, 0, [0, 1, 2, 40]] = (-77, 5, -300, 17)
     kept = encode_strictly(Jpeg(8, 8, [(1, 1)], blocks, np.arange(1, 65)).encode())
@@ -260,7 +260,7 @@ def _changed(data: bytes, marker: int, offset: int, value: int) -> bytes:
 
 
 def _part(scans: int) -> bytes:
-    """The first scans of a progressive JPEG, with an end."""
+    """The first scans of a progressive JPEG, with an end marker."""
     data = encoded(picture(40, 40), "JPEG", progressive=True)
     starts = [found.start() for found in re.finditer(rb"\xff\xda", data)]
     return data[: starts[scans]] + b"\xff\xd9"
@@ -304,7 +304,7 @@ def test_a_refusal_has_a_reason(case: str) -> None:
 
 @pytest.mark.parametrize("kind", ["sequential", "progressive"])
 def test_damaged_jpegs_are_refused_or_have_libjpegs_pixels(kind: str) -> None:
-    """Every byte of a small JPEG changed, and every prefix of it."""
+    """Every byte of a small JPEG is changed, and every prefix of it is tried."""
     if kind == "progressive":
         data = encoded(picture(17, 23), "JPEG", progressive=True, quality=60)
     else:
@@ -323,7 +323,7 @@ def test_damaged_jpegs_are_refused_or_have_libjpegs_pixels(kind: str) -> None:
 
 
 # --- trust --------------------------------------------------------------------------------------------------------
-def test_damage_is_noticed() -> None:
+def test_damage_is_detected() -> None:
     kept = encode_strictly(made_jpeg(40, 50, "420"))
     for at in range(0, len(kept), 5):
         with pytest.raises(BadSampleError):
@@ -348,21 +348,21 @@ def test_damage_is_noticed() -> None:
         (8, b"\1\2\3\4", "CRC32C"),
     ],
 )
-def test_a_header_says_what_is_wrong_with_it(at: int, value: bytes, message: str) -> None:
+def test_errors_of_headers_name_the_fault(at: int, value: bytes, message: str) -> None:
     kept = encode_strictly(made_jpeg(16, 16))
     with pytest.raises(BadSampleError, match=message):
         decode(kept[:at] + value + kept[at + len(value) :])
 
 
 # --- the compiled codec -------------------------------------------------------------------------------------------
-def test_a_codec_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_codec_built_from_other_sources_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_codec(), "VERSION", 1)
     assert "was built from other sources" in unsupported_reason.__wrapped__()
     with pytest.raises(UnsupportedCpuError):
         load_codec()
 
 
-def test_a_missing_codec_is_said_once_where_it_would_decode(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_codec_is_one_warning_where_it_would_decode(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("readers.coefficients.unsupported_reason", lambda: "no compiler")
     _warn_of_libjpeg.cache_clear()
     with pytest.warns(UserWarning, match="libjpeg decodes JPEGs, in about twice the time: no compiler; decoder='cpu'"):
@@ -395,14 +395,14 @@ def test_threads_do_not_disturb_each_other() -> None:
 
 @pytest.fixture
 def best() -> Iterator[Any]:
-    """The codec; the variant of this CPU is back afterwards."""
+    """The codec; afterwards the variant of this CPU is active again."""
     codec = load_codec()
     yield codec
     codec.choose()
 
 
 @pytest.mark.parametrize("variant", ["avx2", "avx2_tables", "sse4", "neon", "plain"])
-def test_every_variant_makes_the_same(variant: str, best: Any) -> None:
+def test_every_variant_gives_the_same_pixels(variant: str, best: Any) -> None:
     try:
         best.choose(variant)
     except ValueError:
@@ -427,7 +427,7 @@ def test_every_variant_makes_the_same(variant: str, best: Any) -> None:
 
 
 def test_arguments_that_do_not_fit_one_another_are_refused(best: Any) -> None:
-    """What is given to the codec cannot lead it outside of its buffers."""
+    """Invalid arguments cannot lead the codec outside its buffers."""
     kept, out = encode_strictly(made_jpeg(16, 24)), np.empty((16, 24, 3), np.uint8)
     shape, region = (16, 24, 3, 1, 1), (8, 1, 0, 0, 16, 24)
     assert best.decode(kept, shape, region, out) == 0
@@ -471,7 +471,7 @@ def test_without_the_codec_libjpeg_decodes(tmp_path: Path) -> None:
     )
 
 
-# Decoded and resized in one pass: torch's resize of their pixels, to the bit.
+# Decoded and resized in one pass: exactly torch's resize of the pixels.
 
 
 Pixels = np.ndarray[Any, np.dtype[np.uint8]]
@@ -497,7 +497,7 @@ def region_of(rng: np.random.Generator, height: int, width: int) -> Region:
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
 def test_random_boxes_have_the_pixels_of_torchs_resize(sampling: str) -> None:
-    """At any place, scale, size of the result, crop of that, flip and layout; nothing around the result is written."""
+    """At any position, scale, output size, crop, flip and layout; no byte around the result is written."""
     rng = np.random.default_rng(11)
     images = [
         encode_strictly(made_jpeg(*size, sampling, 90, noise, seed), 200)
@@ -523,7 +523,8 @@ def test_random_boxes_have_the_pixels_of_torchs_resize(sampling: str) -> None:
 
 
 def test_every_pair_of_sizes_has_torchs_weights() -> None:
-    """Sides of the box from 1 to 300, and results from a quarter of that up, of values that show every weight."""
+    """Sides of the box from 1 to 300, and outputs from a quarter of the side up, with values that reveal every
+    weight."""
     rng = np.random.default_rng(3)
     image = encode_strictly(made_jpeg(300, 300, noise=True, quality=98), 200)
     pixels = decode(image)
@@ -540,8 +541,8 @@ def test_every_pair_of_sizes_has_torchs_weights() -> None:
 
 @pytest.mark.parametrize("planar", [False, True])
 @pytest.mark.parametrize("normalize", [None, Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))], ids=str)
-def test_floats_are_those_of_a_batch(planar: bool, normalize: Normalize | None) -> None:
-    """To the last bit, at every width; nothing around the result is written."""
+def test_floats_equal_those_of_a_batch(planar: bool, normalize: Normalize | None) -> None:
+    """To the last bit, at every width; no byte around the result is written."""
     finish = Finish(torch.float32, planar, normalize)
     scaling = finish.scaling()
     assert scaling is not None
@@ -564,8 +565,8 @@ def test_floats_are_those_of_a_batch(planar: bool, normalize: Normalize | None) 
         assert (around == 7).all(), width
 
 
-def test_what_a_resize_by_itself_is_for() -> None:
-    """Strong reductions, huge results, and images that are stored turned."""
+def test_images_that_are_resized_separately() -> None:
+    """Strong reductions, huge outputs, and images that are stored rotated."""
     image, out = encode_strictly(made_jpeg(64, 96)), np.full((4, 4, 3), 9, np.uint8)
     cases = [(image, Region(0, 0, 61, 40), (15, 40)), (image, Region(0, 0, 60, 41), (60, 10))]
     cases += [(image, Region(0, 0, 64, 96, 2), (7, 12)), (image, Region(0, 0, 8, 8), (4097, 8))]

@@ -1,5 +1,5 @@
-"""Coefficients finished on a GPU: the kernels are tested in coefficient_kernel_cases.py, under Triton's interpreter,
-and compiled for GPUs here; where there is one, they run on it."""
+"""Coefficients finished on a GPU: coefficient_kernel_cases.py tests the kernels under Triton's interpreter; this file
+compiles them for GPUs, and runs them on a GPU where one is present."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ALL: _Targets = [(target, (8, 4, 2, 1)) for target, _ in SOME]
 @NEEDS_TRITON
 @pytest.mark.parametrize("targets", [SOME, pytest.param(ALL, marks=pytest.mark.faults)], ids=["some", "all"])
 def test_the_kernels_compile_for_gpus(targets: _Targets, tmp_path: Path) -> None:
-    """Machine code for NVIDIA's and AMD's GPUs, made without one."""
+    """Machine code for NVIDIA and AMD GPUs, compiled without a GPU."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
     environment = {**inherited, "TRITON_CACHE_DIR": str(tmp_path)}
     done = run_python("-W", "error", "-c", COMPILE, repr(targets), env=environment, cwd=TESTS.parent)
@@ -68,7 +68,7 @@ def test_the_kernels_compile_for_gpus(targets: _Targets, tmp_path: Path) -> None
     lines = [line.split() for line in done.stdout.splitlines()]
     binaries = [{"cuda": "cubin", "hip": "hsaco"}[target[0]] for target, sizes in targets for _ in (*sizes, "pixels")]
     assert [line[-1] for line in lines] == binaries
-    assert max(int(line[0]) for line in lines) <= 16 << 10, "bytes of shared memory of a program"
+    assert max(int(line[0]) for line in lines) <= 16 << 10, "the shared memory of a program, in bytes"
 
 
 def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

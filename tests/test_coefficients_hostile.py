@@ -1,8 +1,8 @@
-"""Damaged coefficients and JPEGs make the codec neither read nor write outside of its memory.
+"""Damaged coefficients and JPEGs never make the codec read or write outside its memory.
 
-`tests/coefficient_fuzz.py` runs in processes of their own, with pages around images and pixels that no one may touch.
-The long runs are marked `faults`: TRIALS (default 100,000) is their length, SEED makes them repeatable. They build the
-codec with AddressSanitizer and UndefinedBehaviorSanitizer, too, by gcc, for each variant that this CPU has.
+`tests/coefficient_fuzz.py` runs in separate processes, with protected pages around images and pixels. The long runs are
+marked `faults`: TRIALS (default 100,000) is their length, SEED makes them repeatable. They build the codec with
+AddressSanitizer and UndefinedBehaviorSanitizer, too, by gcc, for each variant that this CPU has.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def fuzz(what: str, trials: int, **environ: str) -> subprocess.CompletedProcess[
 
 
 def check(done: subprocess.CompletedProcess[str], what: str, trials: int) -> None:
-    """No fault, and most trials reached the codec's loops."""
+    """No fault occurs, and most trials reach the codec's loops."""
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
     counts = eval(done.stdout)
     reached = (
@@ -96,7 +96,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.mark.faults
 @pytest.mark.parametrize("variant", ["avx2", "avx2_tables", "sse4", "neon", "plain"])
 @pytest.mark.parametrize("what", KINDS)
-def test_damage_is_no_report_of_a_sanitizer(what: str, variant: str, sanitized: dict[str, str]) -> None:
+def test_damage_causes_no_sanitizer_report(what: str, variant: str, sanitized: dict[str, str]) -> None:
     done = fuzz(what, max(100, TRIALS // 10), VARIANT=variant, **sanitized)
     if "no variant" in done.stderr:
         pytest.skip(f"this CPU has no variant {variant}")
@@ -105,7 +105,7 @@ def test_damage_is_no_report_of_a_sanitizer(what: str, variant: str, sanitized: 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("what", ["read", "write", "read-facts"])
-def test_a_sanitizer_reports_what_it_is_there_for(what: str, sanitized: dict[str, str]) -> None:
+def test_sanitizers_report_planted_faults(what: str, sanitized: dict[str, str]) -> None:
     done = fuzz(f"{what}-heap", 1, **sanitized)
     assert (
         done.returncode

@@ -1,4 +1,4 @@
-"""Geometry that is composed: one map and one sampling, on the CPU, on devices, for any dtype; or op by op."""
+"""Composed geometry: one affine map and one sampling, on the CPU, on devices, for any dtype; or op by op."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ IMAGES = [photo(number, 90 + 7 * number, 130 - 9 * number) for number in range(5
 
 
 def by_pillow(plan: Any, number: int, image: Pixels, size: int, mode: Image.Resampling) -> Pixels:
-    """The moves of a plan's first part as one matrix, about the middle; the middle of what Pillow makes of that."""
+    """The moves of a plan's first part as one matrix about the middle, applied by Pillow; the middle of the result."""
     (part,) = plan.before or (plan,)
     height, width = image.shape[:2]
     to_middle = np.array([[1, 0, -width / 2], [0, 1, -height / 2], [0, 0, 1]])
@@ -68,14 +68,14 @@ def by_pillow(plan: Any, number: int, image: Pixels, size: int, mode: Image.Resa
 def test_a_run_of_moves_is_one_affine_map_of_pillows(
     load: list[Op], count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also by torch, where the extension is missing, and on a device."""
+    """Also by torch where the extension is missing, and on a device."""
     ops: list[Op] = [*load * count, CenterCrop(80)]
     mode = Image.Resampling.BILINEAR if load is LOAD else Image.Resampling.NEAREST
     plan = plan_for(ops, IMAGES)
     made = on_the_cpu(ops, IMAGES, compose=True)
     for number, (image, ours) in enumerate(zip(IMAGES, made.permute(0, 2, 3, 1).numpy(), strict=True)):
         expected = by_pillow(plan, number, image, 80, mode)
-        assert np.abs(ours.astype(int) - expected).mean() < 1.0  # Pillow drops the fraction of a bilinear value
+        assert np.abs(ours.astype(int) - expected).mean() < 1.0  # Pillow truncates bilinear values
     on_device = on_a_device(ops, IMAGES, compose=True, engine="torch")
     monkeypatch.setattr("readers.coefficients.unsupported_reason", lambda: "missing")
     by_torch = on_the_cpu(ops, IMAGES, compose=True)
@@ -99,7 +99,7 @@ SAME: dict[str, list[Op]] = {
 
 @pytest.mark.parametrize("name", SAME)
 def test_one_move_gives_the_pixels_of_op_by_op(name: str) -> None:
-    """To the bit, where a CPU multiplies and adds in one step as torch does."""
+    """To the bit, where a CPU fuses multiplication and addition as torch does."""
     ops = SAME[name]
     apart = (on_the_cpu(ops, IMAGES, compose=True).int() - on_the_cpu(ops, IMAGES).int()).abs()
     assert apart.max() <= 1 and (apart > 0).float().mean() < 1e-4
@@ -117,8 +117,8 @@ def test_a_resize_that_enlarges_is_part_of_the_map() -> None:
     assert apart.float().mean() < 0.01
 
 
-def test_what_becomes_one_step_follows_from_the_ops() -> None:
-    """Runs of one sampling, not across other ops; flips alone stay flips."""
+def test_the_ops_decide_what_becomes_one_step() -> None:
+    """Runs of one sampling mode, not across other ops; flips alone stay flips."""
     ops = [*LOAD * 2, *NEAREST, ColorJitter(0.2), RandomHorizontalFlip(), RandomGrayscale(0.5), *LOAD, CenterCrop(60)]
     job = plan_for(ops, IMAGES, compose=True).jobs()[0]
     names = [type(op).__name__ for op, _ in job.first.steps]
@@ -166,7 +166,7 @@ def test_a_state_is_not_resumed_with_other_geometry(reader: readers.Reader, recw
 
 
 @pytest.mark.parametrize("values", ["uint8", "uint16", "float32"])
-def test_images_unchanged_are_composed_alike(values: str, tmp_path: Path) -> None:
+def test_undecoded_images_are_composed_alike(values: str, tmp_path: Path) -> None:
     image = IMAGES[0][..., 0]
     if values == "float32":
         made = Image.fromarray(image.astype(np.float32) / 255)
@@ -196,7 +196,7 @@ def test_images_unchanged_are_composed_alike(values: str, tmp_path: Path) -> Non
         ((4, 4, 3), (4, 0, 3), (1.0, 0, 0, 0, 1, 0), (4, 4, 0, 0)),
     ],
 )
-def test_the_extension_refuses_what_would_lead_outside(source: Any, out: Any, by: Any, grid: Any) -> None:
+def test_the_extension_refuses_accesses_outside_its_memory(source: Any, out: Any, by: Any, grid: Any) -> None:
     codec = compiled.load_codec()
     with pytest.raises(ValueError, match="affine"):
         codec.affine(np.zeros(source, np.uint8), np.zeros(out, np.uint8), by, grid, False)

@@ -29,7 +29,7 @@ FORMATS = ("hdf5", "tfrecord", "tar")
 
 @pytest.mark.parametrize("to", FORMATS)
 def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
-    """By any number of workers; label numbers may begin elsewhere in the shards, and not in the reader."""
+    """With any number of workers; label numbers may start above 0 in the shards, and the reader starts at 0."""
     result = convert(tree, tmp_path / "out", to, samples=10, label_offset=1)
     assert (result.samples, result.splits, result.classes, result.shards) == (45, {"train": 36, "val": 9}, 3, 5)
     assert result.payload_bytes == sum(len(data) for data in files_of(tree).values())
@@ -49,8 +49,8 @@ def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
     if to == "hdf5":
         with h5py.File(tmp_path / "out/val-00000-of-00001.h5") as file:
             assert file["label"][:].tolist() == [1] * 3 + [2] * 3 + [3] * 3
-    time.sleep(0.6)  # a time stamp anywhere would show
-    with ThreadPoolExecutor(1) as thread:  # a program that runs threads gets spawned workers, others forks
+    time.sleep(0.6)  # any stored time stamp would differ
+    with ThreadPoolExecutor(1) as thread:  # a program with threads gets spawned workers, others forked ones
         busy = threading.Event()
         if to == "tar":
             thread.submit(busy.wait)
@@ -65,7 +65,7 @@ def test_every_format_to_every_other_and_back(tree: Path, tmp_path: Path) -> Non
         last = convert(last, tmp_path / f"{number}-{to}", to).output
     again, direct = files_of(last), files_of(first)
     for files in (again, direct):
-        del files["dataset.json"], files["README.md"]  # they say where a set came from
+        del files["dataset.json"], files["README.md"]  # the documents name the source of a set
     assert again == direct
     with readers.open(last, "val") as reader:
         assert reader.name(0) == "cat/cat_000.JPEG" and reader.split_info.root == "val"
@@ -76,11 +76,11 @@ def test_formats_have_other_names(tmp_path: Path) -> None:
     for written, meant in (("h5", "hdf5"), ("HDF5", "hdf5"), ("WebDataset", "tar"), ("TFRecord", "tfrecord")):
         out = tmp_path / written
         assert convert(source, out, written).format == meant
-        assert convert(source, out, meant).already_done, "the same set by each name"
+        assert convert(source, out, meant).already_done, "the names give different sets"
     assert run_packer("convert", source, "--to", "TFRecord", "-o", out).returncode == 0
 
 
-# --- what is packed ----------------------------------------------------------------------------------------------
+# --- the packed files --------------------------------------------------------------------------------------------
 def test_the_default_output_is_named_after_the_source(
     tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -88,7 +88,7 @@ def test_the_default_output_is_named_after_the_source(
     assert packer.convert(tree, to="tar", run=packer.Run(workers=1)).output == Path("images-tar")
     assert (tmp_path / "images-tar" / "dataset.json").exists()
     (tmp_path / "mine").symlink_to(tree)
-    assert packer.convert("mine", run=packer.Run(workers=1)).output == Path("mine-hdf5"), "as the user called it"
+    assert packer.convert("mine", run=packer.Run(workers=1)).output == Path("mine-hdf5"), "not the given name"
     monkeypatch.chdir(tree)
     with pytest.raises(readers.OutputError, match="images-hdf5: is inside the source"):
         packer.convert(".")
@@ -122,9 +122,7 @@ def test_split_option(tree: Path, tmp_path: Path) -> None:
         convert(tree, tmp_path / "out2", split="test")
 
 
-def test_files_that_are_not_packed_are_reported_and_images_outside_the_splits_an_error(
-    tree: Path, tmp_path: Path
-) -> None:
+def test_unpacked_files_are_reported_and_images_outside_the_splits_are_an_error(tree: Path, tmp_path: Path) -> None:
     files = {"a/notes.txt": b"no image", "a/1.jpg": make_jpeg(1), "a/.hidden.jpg": b"x", ".cache/x.jpg": b"x"}
     source = tree_of(tmp_path / "src", files)
     (source / "a/loop").symlink_to(source)
@@ -147,7 +145,7 @@ def test_files_that_are_not_packed_are_reported_and_images_outside_the_splits_an
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_content_decides_not_the_suffix(tmp_path: Path, to: str) -> None:
+def test_the_content_decides_the_format_not_the_suffix(tmp_path: Path, to: str) -> None:
     picture = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
     kinds = {"c/b.bmp": "BMP", "c/g.dat": "GIF", "c/p.JPEG": "PNG", "c/t.tif": "TIFF", "c/w": "WEBP"}
     source = tree_of(tmp_path / "src", {name: encoded(picture, kind) for name, kind in kinds.items()})
@@ -182,7 +180,7 @@ def test_names_that_differ_only_in_their_suffix(tmp_path: Path, to: str) -> None
 # --- bad images --------------------------------------------------------------------------------------------------
 @pytest.fixture
 def damaged(tmp_path: Path) -> Path:
-    """Seven images, of which one is cut, one is none, and one is a link that leads nowhere."""
+    """Seven images, of which one is cut off, one is not an image, and one is a dangling link."""
     files = {f"train/c/{number}.jpg": make_jpeg(number) for number in range(6)}
     files |= {"train/c/3.jpg": make_jpeg(3)[:-200], "train/c/4.jpg": b"not an image at all"}
     tree_of(tmp_path / "src", files)
@@ -203,7 +201,7 @@ def test_a_bad_image_is_named_and_another_policy_continues_with_the_same_shards(
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_bad_images_are_skipped_or_kept_apart(damaged: Path, tmp_path: Path, to: str) -> None:
+def test_bad_images_are_skipped_or_quarantined(damaged: Path, tmp_path: Path, to: str) -> None:
     out = tmp_path / "out"
     assert convert(damaged, out, to, on_error="skip").left_out == {"skipped": 3}
     with readers.open(out, "train", verify=True) as reader:
@@ -220,7 +218,7 @@ def test_bad_images_are_skipped_or_kept_apart(damaged: Path, tmp_path: Path, to:
     assert "cannot be opened" in lines[2]["reason"]
 
 
-def test_check_decode_finds_what_headers_do_not_show(tmp_path: Path) -> None:
+def test_check_decode_finds_damage_behind_headers(tmp_path: Path) -> None:
     noise = np.random.default_rng(1).integers(0, 256, (20, 20, 3), dtype=np.uint8)
     png = bytearray(encoded(Image.fromarray(noise), "PNG"))
     middle = png.index(b"IDAT") + 40
@@ -311,7 +309,7 @@ def images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_size_that_a_dry_run_expects_is_about_right(
     images: Path, tmp_path: Path, to: str, reencode: Reencode | None
 ) -> None:
-    """Measured by packing some of the samples; nothing is left of that."""
+    """Measured by packing some of the samples, whose files are removed."""
     options = {"reencode": reencode, "samples": 100}
     planned = convert(images, tmp_path / "out", to, dry_run=True, **options)
     assert planned.dry_run and (planned.samples, planned.shards) == (300, 3)
@@ -322,7 +320,7 @@ def test_the_size_that_a_dry_run_expects_is_about_right(
     assert planned.expected_bytes == pytest.approx(made.shard_bytes, rel=0.1)
 
 
-def test_the_command_says_size_and_time_and_bad_images_do_not_end_a_dry_run(images: Path, tmp_path: Path) -> None:
+def test_a_dry_run_prints_size_and_time_and_continues_after_bad_images(images: Path, tmp_path: Path) -> None:
     shown = run_packer("convert", images, "--to", "tar", "-o", tmp_path / "out", "--dry-run").stdout
     assert "would hold 300 samples" in shown and "as measured by packing some of the samples" in shown
     value = json.loads(run_packer("convert", images, "--to", "tar", "--dry-run", "--json", cwd=tmp_path).stdout)

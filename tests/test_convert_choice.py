@@ -1,6 +1,6 @@
-"""Which samples go where: several sources in one set, `where`, classes, shares and strata.
+"""Selecting samples: several sources in one set, `where`, classes, shares and strata.
 
-`where` takes the same samples as `subset` does afterwards, whatever the source, the workers or a stop.
+`where` selects the same samples as a later `subset`, for any source and number of workers, and after an interruption.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ def test_several_sources_become_one_set(three: list[Path], tmp_path: Path) -> No
         for row, key in enumerate(reader.keys):
             mask = bytes(reader.read(row, "mask")) if reader.has(row, "mask") else None
             assert (bytes(reader.read(row)), reader.classes[reader.labels[row]], mask) == truth[key]
-    with readers.open(tmp_path / "all", "val") as reader:  # only one source has it: keys stay as they are
+    with readers.open(tmp_path / "all", "val") as reader:  # only one source has this split, so keys stay unchanged
         assert sorted(reader.keys) == [f"{name}/{i}" for name in ("cat", "dog") for i in range(3)]
     assert convert(sources, tmp_path / "all", "hdf5", samples=4, shuffle=1).already_done
     convert(sources, tmp_path / "by 2", "hdf5", samples=4, shuffle=1, workers=2)
     assert files_of(tmp_path / "all") == files_of(tmp_path / "by 2")
 
 
-def test_by_the_command_line(three: list[Path], tmp_path: Path) -> None:
+def test_choices_by_the_command_line(three: list[Path], tmp_path: Path) -> None:
     ended = run_packer("convert", *three[:2], "--to", "tar", "-o", tmp_path / "out", "--split", "train",
                        "--classes", "dog,cat", "--split-fractions", "fit=0.5,test=0.5", "--stratify", "--seed", 3,
                        "--json")  # fmt: skip
@@ -124,7 +124,7 @@ def test_sources_that_cannot_be_joined(three: list[Path], tmp_path: Path) -> Non
         ({"where": "split == 'val'", "split": "val", "fractions": {"a": 1.0}}, ValueError, "leave one out"),
     ],
 )
-def test_choices_that_cannot_be_made(three: list[Path], tmp_path: Path, options: Any, error: Any, message: str) -> None:
+def test_impossible_choices(three: list[Path], tmp_path: Path, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         convert(three[0], tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
@@ -141,7 +141,7 @@ def test_a_choice_of_classes_keeps_labels_and_is_part_of_the_plan(three: list[Pa
 # --- where -------------------------------------------------------------------------------------------------------
 @pytest.fixture
 def pets(tmp_path: Path) -> Path:
-    """Two splits of two classes, with images of 8 to 32 pixels a side, one of them a PNG."""
+    """Two splits of two classes, with images of 8 to 32 pixels a side; one image is a PNG."""
     files = {
         f"{split}/{name}/{i}.jpg": make_jpeg(i, (8 + 8 * i, 16))
         for split in ("train", "val") for name in ("cat", "dog") for i in range(4)
@@ -167,7 +167,7 @@ def keys_of(path: Path) -> dict[str, list[str]]:
         ("label in (0, 'dog') and (16 <= height <= 24 and has('image'))", 1),
     ],
 )
-def test_where_takes_what_subset_takes(pets: Path, tmp_path: Path, where: str, workers: int) -> None:
+def test_where_selects_the_samples_of_subset(pets: Path, tmp_path: Path, where: str, workers: int) -> None:
     out = tmp_path / "out"
     convert(pets, tmp_path / "whole", "hdf5")
     packer.subset(tmp_path / "whole", tmp_path / "expected", lambda table: table.where(where))
@@ -182,7 +182,7 @@ def test_where_takes_what_subset_takes(pets: Path, tmp_path: Path, where: str, w
         assert files_of(out) == files_of(tmp_path / "by 2")
 
 
-def test_only_what_the_listing_says_is_planned(pets: Path, tmp_path: Path) -> None:
+def test_expressions_on_listed_columns_are_decided_by_the_plan(pets: Path, tmp_path: Path) -> None:
     where = "label == 'dog' and (min_side > 8 and split == 'train')"
     planned = convert(pets, tmp_path / "out", where=where, dry_run=True)
     assert planned.splits == {"train": 5} and planned.undecided == "(min_side > 8)"
@@ -194,7 +194,7 @@ def test_only_what_the_listing_says_is_planned(pets: Path, tmp_path: Path) -> No
     assert ended.returncode == 0 and "left out: 13 not chosen\n" in ended.stdout
 
 
-def test_a_bad_image_is_not_passed_over(pets: Path, tmp_path: Path) -> None:
+def test_a_bad_image_is_not_ignored(pets: Path, tmp_path: Path) -> None:
     (pets / "train" / "cat" / "5.jpg").write_bytes(b"\xff\xd8\xff no image")
     with pytest.raises(BadSampleError, match=r"cat/5\.jpg"):
         convert(pets, tmp_path / "out", where="min_side > 8")
@@ -204,7 +204,7 @@ def test_a_bad_image_is_not_passed_over(pets: Path, tmp_path: Path) -> None:
 
 
 class Pictures:
-    """A data set of a program, whose labels are known with its samples."""
+    """A data set of a program, whose labels become known with its samples."""
 
     classes = ("even", "odd")
 
@@ -216,7 +216,7 @@ class Pictures:
 
 
 @pytest.mark.parametrize("indexed", [True, False])
-def test_samples_of_a_program(tmp_path: Path, indexed: bool) -> None:
+def test_where_over_samples_of_a_program(tmp_path: Path, indexed: bool) -> None:
     pictures: Any = Pictures() if indexed else iter(Pictures()[i] for i in range(9))
     classes = None if indexed else Pictures.classes
     where = "label == 'odd' and width > 10"

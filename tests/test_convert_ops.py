@@ -34,7 +34,7 @@ LISTS: dict[str, list[Op]] = {
 
 
 def pictures() -> dict[str, bytes]:
-    """JPEGs large enough to be scaled in the DCT, turned, grey; PNGs with alpha, of a palette."""
+    """JPEGs large enough to be scaled in the DCT, rotated, grey; PNGs with alpha, with a palette."""
     turned = picture(120, 90)
     grey, colours = Image.fromarray(np.asarray(picture(100, 80))[..., 0]), picture(64, 99).convert("P")
     return {
@@ -47,7 +47,7 @@ def pictures() -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("ops", LISTS.values(), ids=LISTS)
-def test_pixels_are_those_of_training(tmp_path: Path, ops: list[Op]) -> None:
+def test_pixels_equal_those_of_training(tmp_path: Path, ops: list[Op]) -> None:
     source = tree_of(tmp_path / "src", pictures())
     convert(source, tmp_path / "plain", "hdf5")
     assert convert(source, tmp_path / "out", "hdf5", ops=ops, reencode=Reencode("png"), samples=2).samples == 5
@@ -63,10 +63,10 @@ def test_pixels_are_those_of_training(tmp_path: Path, ops: list[Op]) -> None:
             pixels = decode_image(after.read(i))
             assert torch.equal(torch.from_numpy(pixels).permute(2, 0, 1), expected[i][0]), after.keys[i]
         assert {*after.info.media.tolist()} == {2} and {*after.info.orientation.tolist()} == {1}
-        assert [after.info.components.tolist()[i] for i in (0, 2)] == [3, 1], "grey stays grey"
+        assert [after.info.components.tolist()[i] for i in (0, 2)] == [3, 1], "a grey image became colour"
 
 
-def test_what_ops_leave_as_it_is_keeps_its_bytes(tmp_path: Path) -> None:
+def test_images_that_ops_do_not_change_keep_their_bytes(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "src", {"a.jpg": make_jpeg(1, (40, 40)), "b.jpg": make_jpeg(2, (40, 60))})
     convert(source, tmp_path / "out", ops=[CenterCrop(40)])
     with readers.open(tmp_path / "out") as reader:
@@ -107,7 +107,7 @@ def test_masks_boxes_and_points_follow(tmp_path: Path, ops: list[Op], indexed: b
                 assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
 
 
-def test_a_mask_of_a_file_keeps_its_numbers_and_gets_a_name_that_fits(tmp_path: Path) -> None:
+def test_a_mask_from_a_file_keeps_its_numbers_and_gets_a_matching_name(tmp_path: Path) -> None:
     mask = np.arange(64 * 80, dtype=np.int32).reshape(64, 80).astype(np.uint8)
     files = {"a.png": encoded(picture(64, 80), "PNG"), "m.bmp": encoded(Image.fromarray(mask), "BMP")}
     source = tree_of(tmp_path, files | {"t.csv": b"path,mask\na.png,m.bmp\n"})
@@ -142,7 +142,7 @@ def test_the_text_of_an_op(text: str, op: Any) -> None:
             parse_op(text)
 
 
-def test_by_the_command_line(tmp_path: Path) -> None:
+def test_ops_by_the_command_line(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "src", pictures())
     more = ("--to", "tar", "-o", tmp_path / "out")
     ended = run_packer("convert", source, *more, "--op", "Resize:32", "--op", "CenterCrop:32", "--reencode", "webp")
@@ -166,7 +166,7 @@ def test_by_the_command_line(tmp_path: Path) -> None:
         ([CenterCrop(90)], {}, BadSampleError, r"b\.jpg: CenterCrop.* does not fit into the 60 x 40"),
     ],
 )
-def test_ops_that_cannot_be(tmp_path: Path, ops: Any, options: Any, error: Any, message: str) -> None:
+def test_ops_that_cannot_be_packed(tmp_path: Path, ops: Any, options: Any, error: Any, message: str) -> None:
     source = tree_of(tmp_path / "src", {"b.jpg": make_jpeg(2, (40, 60))})
     with pytest.raises(error, match=message):
         convert(source, tmp_path / "out", ops=ops, **options)
@@ -178,7 +178,7 @@ def test_a_second_image_is_refused(tmp_path: Path) -> None:
         convert(twice, tmp_path / "out", ops=[Resize(8)])
 
 
-def test_without_torch_the_ops_are_what_needs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_error_names_the_ops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tree_of(tmp_path / "src", {"b.jpg": make_jpeg(2)})
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingExtraError, match=r"changing images by ops needs torch: .*pip install .*\[torch\]"):

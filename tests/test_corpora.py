@@ -1,9 +1,9 @@
-"""Folders of public images: all that Pillow reads is read, with Pillow's pixels, within 2 GiB.
+"""Folders of public images: packer reads every image that Pillow reads, with Pillow's pixels, within 2 GiB.
 
-The folders are named in CORPORA, separated by blanks: `make test-corpora CORPORA='DIR DIR'`. Fetch, for example, the
+The folders are named in CORPORA, separated by blanks: `make test-corpora CORPORA='DIR DIR'`. Download, for example, the
 test images of python-pillow/Pillow, image-rs/jpeg-decoder, recurser/exif-orientation-examples,
 libjpeg-turbo/seed-corpora, link-u/avif-sample-images, AOMediaCodec/av1-avif, libjxl/conformance and
-bigcat88/pillow_heif. `tests/corpus_worker.py` says what is compared.
+bigcat88/pillow_heif. `tests/corpus_worker.py` documents the comparison.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = ("files", "Pillow", "same", "by name", "refused", "differ", "crash", "
 
 
 def examined(files: list[Path]) -> list[dict[str, str | int]]:
-    """What the worker says of each file, in processes of some files each; "died" for one that ended its process."""
+    """The worker's verdict on each file, with some files a process; "died" for a file that ended the process."""
     said: list[dict[str, str | int]] = []
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     while files:
@@ -60,7 +60,7 @@ def files_of(folder: Path) -> list[Path]:
 
 
 @pytest.mark.corpora
-def test_all_that_pillow_reads_is_read_with_its_pixels() -> None:
+def test_images_that_pillow_reads_are_read_with_its_pixels() -> None:
     if not CORPORA:
         pytest.skip("no folders named: make test-corpora CORPORA='DIR DIR'")
     wrong: list[str] = []
@@ -79,8 +79,8 @@ def test_all_that_pillow_reads_is_read_with_its_pixels() -> None:
     assert not wrong, "\n".join(wrong[:50])
 
 
-def test_the_check_of_corpora_sees_what_is_wrong(tmp_path: Path) -> None:
-    """On files made here, so that it also runs where no corpus is."""
+def test_the_corpus_worker_detects_wrong_results(tmp_path: Path) -> None:
+    """On files made in the test, so that it also runs without a corpus."""
     values = np.random.default_rng(1).integers(0, 65536, (20, 30), np.uint16)
     files = {
         "good.jpg": (encoded(picture(20, 30), "JPEG", 6), "same"),

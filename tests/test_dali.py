@@ -1,4 +1,4 @@
-"""DALI itself, on the CPU: the same samples, labels and pixels as our own loader, resume, processes and errors."""
+"""DALI on the CPU: the same samples, labels and pixels as our loader, resume, worker processes and errors."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def decoded(data: list[bytes]) -> list[np.ndarray[Any, Any]]:
 
 # --- the same as our loader -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["packed", "folder", "cached"])
-def test_samples_labels_and_crops_are_those_of_our_loader(
+def test_samples_labels_and_crops_equal_those_of_our_loader(
     kind: str, photos: Path, packed: Callable[[str], Path], place: dict[str, Any]
 ) -> None:
     reader: Any = (
@@ -89,8 +89,8 @@ def test_samples_labels_and_crops_are_those_of_our_loader(
     reader.close()
 
 
-def test_whole_images_are_ours_to_the_bit(reader: readers.Reader) -> None:
-    """Through external_source in a pipeline of the user's own; EXIF orientations 1 to 8 among them."""
+def test_whole_images_equal_ours_to_the_bit(reader: readers.Reader) -> None:
+    """Through external_source in a user-defined pipeline; EXIF orientations 1 to 8 are among the images."""
 
     @dali.pipeline_def(batch_size=7, num_threads=2, device_id=None)
     def whole() -> Any:
@@ -152,7 +152,7 @@ def test_all_media_that_both_decode() -> None:
     ids=["XMP", "stray bytes", "truncated", "GIF"],
 )
 def test_images_that_only_dali_refuses_are_named(tmp_path: Path, data: bytes, reason: str) -> None:
-    """Before DALI gets them, by their headers; or after it failed, where a graph does not need headers."""
+    """Before DALI gets them, by their headers; or after DALI failed, where a graph does not need headers."""
     (tmp_path / "a.jpg").write_bytes(make_image(3))
     (tmp_path / "b.jpg").write_bytes(data)
     reader = readers.open_folder(tmp_path)
@@ -164,7 +164,7 @@ def test_images_that_only_dali_refuses_are_named(tmp_path: Path, data: bytes, re
 
 
 def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
-    """Whole images are decoded, then cut. Running it needs a GPU."""
+    """Whole images are decoded, then cropped. Running the graph needs a GPU."""
     made = pipeline(Source(reader, 8, augment=CROPS), PipelineOptions(device="cuda", device_id=0))
     made._build_graph()
     operators = [type(operator._op).__name__ for operator in made._ops]
@@ -201,7 +201,7 @@ def test_a_closed_loader_continues(reader: readers.Reader) -> None:
     assert loader.epoch == 3
 
 
-def test_pipelines_continue_by_our_states_and_by_checkpoints_of_dali(reader: readers.Reader) -> None:
+def test_pipelines_resume_from_our_states_and_from_dali_checkpoints(reader: readers.Reader) -> None:
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, enable_checkpointing=True)
     def encoded_only(state: Any = None) -> Any:
         return external_source(reader, 8, seed=5, state=state)
@@ -219,18 +219,18 @@ def test_pipelines_continue_by_our_states_and_by_checkpoints_of_dali(reader: rea
 # --- worker processes ---------------------------------------------------------------------------------------------
 
 
-def test_two_workers_make_the_same_batches_as_none(reader: readers.Reader) -> None:
+def test_two_workers_give_the_same_batches_as_none(reader: readers.Reader) -> None:
     alone = DaliLoader(reader, 8, augment=CROPS, seed=3, ranks=Ranks(tail="exact"))
     options = PipelineOptions(workers=2, start_method="spawn")
     together = DaliLoader(reader, 8, augment=CROPS, seed=3, ranks=Ranks(tail="exact"), options=options)
     for _ in range(2):
         for (images, labels), (others, other_labels) in zip(alone, together, strict=True):
             assert torch.equal(images, others) and torch.equal(labels, other_labels)
-    assert len(multiprocessing.active_children()) >= 2, "no worker was started: this test shows nothing"
+    assert len(multiprocessing.active_children()) >= 2, "no worker was started: this test proves nothing"
     together.close()
 
 
-def test_samples_one_by_one(reader: readers.Reader) -> None:
+def test_a_pipeline_of_single_samples(reader: readers.Reader) -> None:
     @dali.pipeline_def(batch_size=8, num_threads=1, device_id=None, py_num_workers=2, py_start_method="fork")
     def labels_only(per: Any, parallel: bool) -> Any:
         return external_source(reader, 8, seed=5, parallel=parallel, per=per)[::-1]
@@ -259,7 +259,7 @@ def test_leaving_early_ends_the_workers(reader: readers.Reader) -> None:
 
 
 def test_a_program_ends_with_a_loop_under_way(packed: Callable[[str], Path]) -> None:
-    """With finalizers that were registered before DALI's workers started; `multiprocessing` runs those first."""
+    """Also with finalizers that were registered before DALI's workers started, which `multiprocessing` runs first."""
     script = f"""
 import weakref
 kept = type("Kept", (), {{}})()
@@ -322,7 +322,7 @@ def test_a_bad_sample_is_named(
 
 
 def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path) -> None:
-    """In batches of other sizes, and in the same batches as our own loader."""
+    """In batches of varying size, and in the same batches as our loader."""
     bad = (3, 13, 14, 41)
     with readers.open(damaged(packed, tmp_path / "set", bad)) as reader:
         options = PipelineOptions(workers=2, start_method="fork")
@@ -336,8 +336,8 @@ def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path) 
         theirs.close()
 
 
-def test_a_sample_that_only_dali_fails_on_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
-    """Its header and its end are whole, so the damage shows only when it is decoded."""
+def test_a_sample_that_only_dali_cannot_decode_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
+    """Its header and its end are intact, so the damage is detected only by decoding."""
     for number in range(12):
         pixels = np.random.default_rng(number).integers(0, 256, (40, 48, 3), dtype=np.uint8)
         data = bytearray(encoded(Image.fromarray(pixels), "PNG"))
@@ -373,7 +373,7 @@ def test_errors_of_a_graph_are_not_blamed_on_samples(reader: readers.Reader) -> 
         list(DaliLoader(reader, 4, graph=crop))
 
 
-def test_a_graph_of_your_own(reader: readers.Reader) -> None:
+def test_a_user_defined_graph(reader: readers.Reader) -> None:
     def graph(encoded: Any) -> Any:
         images = fn.decoders.image_random_crop(encoded, device="cpu", output_type=dali.types.RGB)
         return fn.resize(images, resize_x=20, resize_y=24)
@@ -414,7 +414,7 @@ def test_wrong_use_of_nodes(reader: readers.Reader) -> None:
             external_source(reader, 4, on_error="skip", per="sample")
 
 
-# --- the source by itself -----------------------------------------------------------------------------------------
+# --- the source alone ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -429,7 +429,7 @@ def info(epoch: int, step: int, row: int = 0) -> Any:
 
 
 def test_the_memory_of_batches_under_way_is_not_reused(small: readers.Reader) -> None:
-    """The small reuses memory for the next batch where nothing refers to it."""
+    """The small source reuses memory for the next batch where nothing refers to it."""
     source = Source(small, 4, seed=1)
     kept = BatchSource(source, kept=3)
     addresses = []
@@ -440,10 +440,10 @@ def test_the_memory_of_batches_under_way_is_not_reused(small: readers.Reader) ->
     assert all(len(set(addresses[i : i + 3])) == 3 for i in range(4))
     forgetful = BatchSource(source)
     first = {forgetful(info(0, step))[0][0].__array_interface__["data"][0] for step in range(6)}
-    assert len(first) < 6, "the small never reuses memory: this test shows nothing"
+    assert len(first) < 6, "the small source never reuses memory: this test proves nothing"
 
 
-def test_calls_in_any_order_and_process_give_the_same(small: readers.Reader) -> None:
+def test_calls_in_any_order_and_process_give_the_same_batches(small: readers.Reader) -> None:
     ops = [RandomResizedCrop(16), RandomHorizontalFlip()]
     source = Source(small, 6, augment=ops, seed=5)
     call, other = BatchSource(source, 2), pickle.loads(pickle.dumps(BatchSource(source, 2)))
@@ -458,7 +458,7 @@ def test_calls_in_any_order_and_process_give_the_same(small: readers.Reader) -> 
             assert all((x == y[row]).all() for x, y in zip(rest, columns, strict=True))
 
 
-def test_what_ops_do_comes_with_the_samples(small: readers.Reader) -> None:
+def test_parameters_of_ops_come_with_the_samples(small: readers.Reader) -> None:
     source = Source(small, 6, augment=[RandomResizedCrop(16), RandomHorizontalFlip()])
     _, _, box, resized, flips = source.batch(0, 0)
     assert box.dtype == np.int64 and box.shape == (6, 4) and (box[:, :2] + box[:, 2:] <= (24, 32)).all()
@@ -475,7 +475,7 @@ def test_bad_samples_are_named(tmp_path: Path, jpeg: Any) -> None:
     Image.new("RGB", (9, 9)).save(tmp_path / "d.gif")
     reader = readers.open_folder(tmp_path)
     plain, cropped = Source(reader, 1, shuffle=False), Source(reader, 1, shuffle=False, augment=[CenterCrop(8)])
-    assert plain.batch(0, 0) and plain.batch(0, 2), "what DALI will say of it is not known yet"
+    assert plain.batch(0, 0) and plain.batch(0, 2), "DALI has not decoded the sample yet"
     with pytest.raises(BadSampleError, match=r"sample 1 \(b\): its image has no bytes; find .* `packer verify --deep`"):
         plain.batch(0, 1)
     with pytest.raises(BadSampleError, match=r"sample 2 \(c\): its header cannot be read"):
@@ -504,7 +504,7 @@ def test_a_batch_without_its_bad_samples(tmp_path: Path, jpeg: Any) -> None:
     whole = Source(reader.select(indices=[0, 3, 0, 3, 0]), 5, augment=[RandomResizedCrop(8)], shuffle=False)
     _, _, *same = whole.batch(0, 0)
     boxes, same_boxes = columns[0], same[0]
-    assert (boxes[0] == same_boxes[0]).all() and (boxes[1] == same_boxes[3]).all(), "crops stay those of the position"
+    assert (boxes[0] == same_boxes[0]).all() and (boxes[1] == same_boxes[3]).all(), "crops of other positions"
     bad = skipping.bad_samples_of(0, 0, rows.ravel())
     assert [(sample.index, sample.key) for sample in bad] == [(1, "b"), (2, "c"), (4, "e")]
     assert "expected" in bad[0].reason and "no bytes" in bad[1].reason and "stray bytes" in bad[2].reason
@@ -512,7 +512,7 @@ def test_a_batch_without_its_bad_samples(tmp_path: Path, jpeg: Any) -> None:
     arrays, _, rows = replacing.batch(0, 0)
     assert len(rows) == 5 and set(rows.ravel().tolist()) == {0, 3} and rows[[0, 3], 0].tolist() == [0, 3]
     assert [sample.index for sample in replacing.bad_samples_of(0, 0, rows.ravel())] == [1, 2, 4]
-    assert replacing.batch(0, 0)[-1].tolist() == rows.tolist(), "the same ones each time"
+    assert replacing.batch(0, 0)[-1].tolist() == rows.tolist(), "the remaining samples vary"
     only_bad = Source(reader.select(indices=[1, 2]), 2, shuffle=False, on_error="skip")
     with pytest.raises(BadSampleError, match=r"sample 0 \(b\): it is the first of 2 samples .* all bad.*'substitute'"):
         only_bad.batch(0, 0)
@@ -529,7 +529,7 @@ def test_a_dali_that_is_missing_or_old_is_named(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_the_example(packed: Callable[[str], Path]) -> None:
-    """With smaller batches, as there are only 42 images."""
+    """With smaller batches, as the set has only 42 images."""
     script = Path(packer.__file__).parent.parent / "examples" / "dali_pipeline.py"
     code = script.read_text(encoding="utf-8").replace("BATCH, SIZE = 50, 160", "BATCH, SIZE = 8, 32")
     small = packed("hdf5").parent / "example.py"

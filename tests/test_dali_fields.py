@@ -1,4 +1,4 @@
-"""Other fields beside a DALI pipeline, on its images and equal to those of ImageLoader; mixtures and buckets."""
+"""Fields beside a DALI pipeline: aligned with its images and equal to those of ImageLoader; mixtures and buckets."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def reader(place: Path) -> Iterator[readers.Reader]:
 
 # --- fields -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ops", [OPS, TURNED, [RandomRotation(30), *OPS, ColorJitter(0.2)]], ids=repr)
-def test_fields_are_those_of_our_loader_and_on_their_images(reader: readers.Reader, ops: list[Any]) -> None:
+def test_fields_equal_those_of_our_loader_and_match_their_images(reader: readers.Reader, ops: list[Any]) -> None:
     fields = FieldOptions(names=NAMES, min_visible=0.2)
     options: dict[str, Any] = {"augment": ops, "fields": fields, "seed": 3, "tail": "exact"}
     ours = ImageLoader(reader, 7, **grouped({"threads": 1, "decode": Decode(layout="NCHW"), **options}))
@@ -78,7 +78,7 @@ def test_asking_for_fields_changes_no_image_and_resumes(reader: readers.Reader) 
 
 
 def test_arrays_and_dictionaries(tmp_path: Path) -> None:
-    """Without torch's tensors, from a set with gaps, and on a rank that has nothing left in the last step."""
+    """Without torch tensors, from a set with missing fields, and on a rank that has no sample left in the last step."""
     names = {"pixels": "image", "classes": "mask", "text": "caption", "ids": "box_labels", "number": "index"}
     with readers.open(packed_in(tmp_path, missing=True)) as reader:
         some = reader.select(indices=[0, 1, 2, 4, 6])
@@ -103,7 +103,7 @@ def test_arrays_and_dictionaries(tmp_path: Path) -> None:
 def test_a_bad_field_makes_a_bad_sample(
     reader: readers.Reader, tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mask that ends too early, which shows only when it is decoded, and boxes that are none."""
+    """A mask that is cut off, which only decoding detects, and boxes with invalid values."""
     read_many = type(reader).read_many
 
     def damaged(self: Any, indices: Any, field: str = "image") -> Any:
@@ -152,14 +152,14 @@ def test_a_bad_field_makes_a_bad_sample(
         ),
     ],
 )
-def test_what_cannot_be(reader: readers.Reader, options: dict[str, Any], error: Any, message: str) -> None:
+def test_options_that_are_refused(reader: readers.Reader, options: dict[str, Any], error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         DaliLoader(reader, 4, **grouped({"augment": OPS, **options}))
 
 
 # --- orders -------------------------------------------------------------------------------------------------------
 def check_images(ours: torch.Tensor, theirs: torch.Tensor, scale: float = 1.0) -> None:
-    """Alike, but for how DALI and libjpeg round, which shows at the edges of what is drawn."""
+    """Equal up to the rounding of DALI and libjpeg, which differs at the edges of drawn shapes."""
     difference = (ours.double() - theirs.double()).abs() * scale
     assert ours.shape == theirs.shape and difference.mean() <= MEAN_DIFFERENCE and difference.max() < 12
 
@@ -198,7 +198,7 @@ def shapes(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) 
     ids=lambda ops: "-".join(type(op).__name__ for op in ops),
 )
 def test_buckets(shapes: Path, ops: list[Any]) -> None:
-    """Each batch is of one shape and of as many samples as its bucket has."""
+    """Each batch has one shape and the number of samples of its bucket."""
     with readers.open(shapes) as reader:
         order = Bucketed(SHAPES.of(reader.info), (2, 4, 3), 1, seed=5)
         options: dict[str, Any] = {"augment": ops, "order": order, "fields": ("image", "index")}
@@ -216,7 +216,7 @@ def test_buckets(shapes: Path, ops: list[Any]) -> None:
         assert {*seen} == {*range(29)} and len(found) == 3
 
 
-def test_buckets_of_something_else_are_named(shapes: Path) -> None:
+def test_buckets_by_other_columns_are_refused(shapes: Path) -> None:
     with readers.open(shapes) as reader:
         loader = DaliLoader(reader, 4, augment=[ResizeToBucket(SHAPES)], order=Bucketed([0] * 29, 4, 1), options=TWO)
         with pytest.raises(BadSampleError, match=r"in a batch of images of \d+ x \d+ pixels: make the order of"):

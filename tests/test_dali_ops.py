@@ -1,4 +1,5 @@
-"""Ops in DALI's graphs against the same ops by our loader: same draws, and pixels as far apart as docs/dali.md says."""
+"""Ops in DALI graphs against the same ops in our loader: the same random numbers, and pixels within the limits of
+docs/dali.md."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ from readers.dali import DaliLoader, PipelineOptions, Source, celeba, classifica
 from readers.loader import ImageLoader
 
 EVERY_CHANGE = TrivialAugmentWide()
-# (ops, largest difference, mean difference), of 255. Both executors decode the whole image, and round where parts end.
+# (ops, largest difference, mean difference), of 255. Both executors decode the whole image, and round at the ends of
+# parts.
 CASES: dict[str, tuple[list[Op], float, float]] = {
     "greyscale": ([RandomGrayscale(0.5)], 1, 0.01),
     "hue": ([ColorJitter(hue=0.5)], 1, 0.01),
@@ -73,14 +75,14 @@ CASES: dict[str, tuple[list[Op], float, float]] = {
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> readers.Reader:
-    """24 photographs of 72 to 99 pixels a side, upright and turned."""
+    """24 photographs of 72 to 99 pixels a side, upright and rotated."""
     images = [Image.fromarray(photo(i, 72 + 9 * (i % 4), 75 + 8 * (i % 3))) for i in range(24)]
     files = {f"{i:02d}.png": encoded(image, "PNG", 1 + i % 8) for i, image in enumerate(images)}
     return readers.open_folder(tree_of(tmp_path_factory.mktemp("photos"), files))
 
 
 def apart(reader: readers.Reader, ops: list[Op], **options: Any) -> tuple[float, float]:
-    """(largest, mean) difference of DALI's images to ours, of 255, over an epoch."""
+    """The (largest, mean) difference between DALI's images and ours, of 255, over an epoch."""
     ours: Any = ImageLoader(reader, 8, augment=ops, seed=2, decode=Decode(compose="exact"))
     theirs = DaliLoader(reader, 8, augment=ops, seed=2, **options)
     found = [mine.float() - other.float() for (mine, _), (other, _) in zip(ours, theirs, strict=True)]
@@ -90,7 +92,7 @@ def apart(reader: readers.Reader, ops: list[Op], **options: Any) -> tuple[float,
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_dali_makes_the_same(name: str, reader: readers.Reader) -> None:
+def test_dali_gives_the_same_images(name: str, reader: readers.Reader) -> None:
     ops, most, mean = CASES[name]
     ops = ops if Recipe(ops).out_size else [CenterCrop(64), *ops]
     found = apart(reader, ops)
@@ -98,8 +100,8 @@ def test_dali_makes_the_same(name: str, reader: readers.Reader) -> None:
 
 
 def test_every_change_of_randaugment(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One for each image. Nearest neighbours may be others where two are equally near; DALI equalizes by a formula of
-    its own."""
+    """One change for each image. Where two pixels are equally near, nearest-neighbour sampling may choose either; DALI
+    equalizes by a different formula."""
     bounds = [(1, 0.02)] + [(255, 0.02)] * 4 + [(255, 0.2)] + [(1, 0.02)] * 7 + [(64, 2.5)]
     plan = TrivialAugmentWide.plan
 
@@ -119,7 +121,7 @@ def test_several_changes_are_made_in_their_order(reader: readers.Reader) -> None
     assert apart(reader, [RandAugment(3, 15), RandomHorizontalFlip(), CenterCrop(64)])[1] < 2.5
 
 
-def test_a_resumed_epoch_is_augmented_alike(reader: readers.Reader) -> None:
+def test_a_resumed_epoch_has_the_same_augmentation(reader: readers.Reader) -> None:
     ops: list[Op] = [RandomRotation(20), Resize(48), CenterCrop(40), ColorJitter(0.4, 0.4, 0.4, 0.1), RandAugment()]
     whole, begun, resumed = (DaliLoader(reader, 8, augment=ops, seed=7, ranks=Ranks(tail="exact")) for _ in range(3))
     expected = [images for images, _ in whole]
@@ -131,12 +133,12 @@ def test_a_resumed_epoch_is_augmented_alike(reader: readers.Reader) -> None:
 
 
 @pytest.mark.parametrize("op", [MixUp(), CutMix(), RandomErasing(value="random")])
-def test_what_dali_does_not_execute_is_refused_by_name(op: Op, reader: readers.Reader) -> None:
+def test_ops_that_dali_does_not_execute_are_refused_by_name(op: Op, reader: readers.Reader) -> None:
     with pytest.raises(ValueError, match=rf"DALI pipelines do not execute {type(op).__name__}\(.*: use ImageLoader"):
         DaliLoader(reader, 8, augment=[CenterCrop(32), op])
 
 
-def test_every_op_on_pixels_is_one_or_the_other() -> None:
+def test_every_pixel_op_is_executed_or_refused() -> None:
     made = {type(op) for ops, *_ in CASES.values() for op in ops} | {RandAugment, TrivialAugmentWide}
     kinds = {getattr(augment, name) for name in augment.ops.__all__ if isinstance(getattr(augment, name), type)}
     pixels = {kind for kind in kinds if getattr(kind, "stage", None) is Stage.PIXELS}
@@ -144,10 +146,10 @@ def test_every_op_on_pixels_is_one_or_the_other() -> None:
 
 
 def test_the_graph_of_ops_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
-    """Running it needs a GPU."""
+    """Running the graph needs a GPU."""
     ops = [op for ops, *_ in CASES.values() for op in ops if op.stage is Stage.PIXELS]
     source = Source(reader, 8, augment=[*ops, CenterCrop(32), RandAugment()])
     made = pipeline(source, PipelineOptions(device="cuda", device_id=0))
     made._build_graph()
     on_the_cpu = {type(one._op).__name__ for one in made._ops if one._op.device == "cpu"}
-    assert on_the_cpu == {"ExternalSource", "Cast", "Reshape", "_TensorSubscript"}, "pixels are on the GPU"
+    assert on_the_cpu == {"ExternalSource", "Cast", "Reshape", "_TensorSubscript"}, "the pixels are not on the GPU"

@@ -1,5 +1,5 @@
-"""Damaged and hostile sets: a shard, an index or dataset.json that was damaged, or made to deceive, ends in an error of
-this project, never in other bytes, a hang or code that runs."""
+"""Damaged and hostile sets: a damaged or forged shard, index or dataset.json ends in an error of this project, never in
+wrong bytes, a hang or executed code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def packed(tree: Path, pack: Callable[..., Path]) -> Path:
 
 @pytest.fixture
 def mine(packed: Path, tmp_path: Path) -> Path:
-    """A copy that may be damaged."""
+    """A copy that tests may damage."""
     return Path(shutil.copytree(packed, tmp_path / "set"))
 
 
@@ -92,7 +92,7 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @BACKENDS
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_shard_that_is_not_the_one_indexed(mine: Path, images: list[bytes], backend: Any, damage: str) -> None:
+def test_a_shard_other_than_the_indexed_one(mine: Path, images: list[bytes], backend: Any, damage: str) -> None:
     path = shard_path(mine, 2)  # samples 12 to 17
     before = path.stat().st_size
     DAMAGES[damage](path)
@@ -113,7 +113,7 @@ def test_a_shard_truncated_while_it_is_open(mine: Path, images: list[bytes]) -> 
     path, offset, length = reader.byte_range(3)  # type: ignore[misc]
     before, after = path.stat().st_size, offset + length - 1
     os.truncate(path, after)  # sample 3 loses its last byte
-    assert [bytes(view) for view in reader.read_many([0, 1, 2])] == images[:3], "samples before the cut are whole"
+    assert [bytes(view) for view in reader.read_many([0, 1, 2])] == images[:3], "samples before the cut are damaged"
     for call in [*ways_to_read(reader, 3), lambda: reader.read_many(range(6)), lambda: reader.read(5)]:
         with pytest.raises(StaleIndexError, match=f"shrank from {before} to {after} bytes"):
             call()
@@ -127,7 +127,7 @@ SHARD = "splits.train.shards.0"
 RETIRED = {"path": "train.index", "since": "2026-01-01T00:00:00Z"}
 NOT_RETIRED: list[dict[str, Any]] = [{"since": since} for since in ("yesterday", "2026-02-30T00:00:00Z")]
 NOT_RETIRED += [{"path": path} for path in ("../x", "/x", "dataset.json", ".packing/lock", 5)]
-WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: it is missing
+WRONG: dict[str, tuple[Any, ...]] = {  # by member; Ellipsis: the member is missing
     "kind": (..., "other", None, 5, ["packer-dataset"]),
     "version": (..., 0, 3, -1, "1", 1.0, True, None, 10**30),
     "format": (..., "", None, 5, ["tar"], "../tar"),
@@ -180,7 +180,7 @@ TEXTS += [b"{} {}", b"{'kind': 1}", b"[" * 200_000, b'{"a":' * 200_000, b'{"vers
 TEXTS += [b'{"kind": "packer-dataset", "version": %s}' % value for value in (b"NaN", b"1e999")] + [b"\0" * 100]
 
 
-def test_a_dataset_json_that_is_not_one(mine: Path) -> None:
+def test_an_invalid_dataset_json(mine: Path) -> None:
     for text in TEXTS:
         (mine / "dataset.json").write_bytes(text)
         with pytest.raises(DatasetError, match=r"dataset\.json"):
@@ -197,7 +197,7 @@ def test_unknown_members_of_dataset_json_are_ignored(mine: Path) -> None:
     assert len(reader) == 36 and reader.dataset.made == {}
 
 
-def test_what_is_not_a_set(tmp_path: Path, packed: Path) -> None:
+def test_paths_that_are_not_sets(tmp_path: Path, packed: Path) -> None:
     with pytest.raises(DatasetError, match="no such directory"):
         readers.open(tmp_path / "nowhere")
     with pytest.raises(DatasetError, match=r"not a packed set .*packer convert  or  packer index"):
@@ -214,7 +214,7 @@ def test_what_is_not_a_set(tmp_path: Path, packed: Path) -> None:
 
 # --- the index ----------------------------------------------------------------------------------------------------
 class Trap:
-    """Makes a folder when it is unpickled."""
+    """Creates a folder when it is unpickled."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -235,7 +235,7 @@ HEADERS += [b"\0" * 100, *(GOOD.replace(old, new) for old, new in EDITS)]
 
 
 def npy(header: bytes, data: bytes = bytes(288), version: bytes = b"\x01\x00") -> bytes:
-    """An .npy with any header at all."""
+    """An .npy file with an arbitrary header."""
     return b"\x93NUMPY" + version + len(header).to_bytes(2, "little") + header + data
 
 
@@ -249,7 +249,7 @@ COLUMNS += [npy(GOOD.replace(b"<u8", b"<u4"), bytes(144)), npy(GOOD.replace(b"(3
 def test_files_that_are_not_index_columns(tmp_path: Path) -> None:
     path = tmp_path / "image.offset.npy"
     path.write_bytes(npy(GOOD + b"\n"))
-    assert Index(tmp_path, 36).field_column("image", "offset").tolist() == [0] * 36, "the good one is not read either"
+    assert Index(tmp_path, 36).field_column("image", "offset").tolist() == [0] * 36, "a valid column cannot be read"
     for content in COLUMNS:
         path.write_bytes(content.replace(b"}", b"}\n", 1))
         with pytest.raises(DatasetError, match=r"image\.offset\.npy"):
@@ -267,12 +267,12 @@ def test_index_columns_are_never_unpickled(mine: Path) -> None:
             readers.open(mine, verify=True).table.columns.check()
         assert not trap.exists(), "a column was unpickled: opening a set ran its code"
         np.load(path, allow_pickle=True)
-        assert trap.exists(), "the trap does not work, so this test shows nothing"
+        assert trap.exists(), "the trap does not work, so this test proves nothing"
         trap.rmdir()
         path.write_bytes(data)
 
 
-def test_every_column_is_missed_and_every_cut_is_noticed(mine: Path) -> None:
+def test_every_missing_and_every_truncated_column_is_detected(mine: Path) -> None:
     columns = sorted((mine / "train.index").iterdir())
     assert len(columns) == 15
     for path in columns:
@@ -297,7 +297,8 @@ def edit_column(root: Path, name: str, index: int, value: int) -> None:
 
 @BACKENDS
 def test_extents_outside_the_shard(mine: Path, images: list[bytes], backend: Any) -> None:
-    """An index is not trusted: wrapping sums and huge lengths included. Nothing is read, and no memory is taken."""
+    """An index is not trusted, not even sums that wrap and huge lengths. No byte is read, and no memory is
+    allocated."""
     size = shard_path(mine, 0).stat().st_size
     offsets = (size - 1, size, size + 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 2)
     lengths = (size, 1 << 40, 1 << 63, (1 << 64) - 1)
@@ -327,7 +328,7 @@ def test_shard_numbers_outside_the_split(mine: Path, backend: Any) -> None:
     ("index", "value", "everything"),
     [(0, 1, True), (36, 5, True), (36, 1 << 63, True), (5, 1 << 40, False), (5, 0, False)],
 )
-def test_key_offsets_that_are_wrong(mine: Path, index: int, value: int, everything: bool) -> None:
+def test_wrong_key_offsets(mine: Path, index: int, value: int, everything: bool) -> None:
     edit_column(mine, "key.offset", index, value)
     reader = readers.open(mine)
     with pytest.raises(DatasetError):
@@ -343,7 +344,7 @@ def test_key_offsets_that_are_wrong(mine: Path, index: int, value: int, everythi
 
 @pytest.mark.parametrize(("column", "count"), [("key", 35), ("image.name", 37)])
 def test_string_columns_of_another_length(mine: Path, column: str, count: int) -> None:
-    """Good in themselves, but not for this split."""
+    """Valid columns, but not for this split."""
     strings = Strings.of(f"k{i}" for i in range(count))
     np.save(mine / "train.index" / f"{column}.npy", strings.blob)
     np.save(mine / "train.index" / f"{column}.offset.npy", strings.offsets)
@@ -419,7 +420,7 @@ def run_cli(*arguments: str) -> None:
 
 
 def outcomes(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, str]:
-    """How each command ends; any error that is not a PackerError is raised."""
+    """The outcome of each command; any error that is not a PackerError is raised."""
     found = {}
     for name, command in commands(root, tree, scratch, to).items():
         shutil.rmtree(scratch, ignore_errors=True)
@@ -441,12 +442,12 @@ def test_hostile_members_of_made_are_ignored(
     for made in (*HOSTILE_MADE, 7):
         edit(root, lambda content, made=made: content.update(made=made))  # type: ignore[misc]
         found = outcomes(root, tree / "val", tmp_path / "scratch", "tar")
-        assert found.pop("convert again") == "OutputError", "a foreign set passed for that of this conversion"
+        assert found.pop("convert again") == "OutputError", "a foreign set was taken for the set of this conversion"
         assert set(found.values()) == {"ok"}, found
 
 
 @pytest.mark.parametrize("name", ["key", "image.name"])
-def test_string_offsets_that_fall(sets: dict[str, Path], tree: Path, tmp_path: Path, name: str) -> None:
+def test_decreasing_string_offsets(sets: dict[str, Path], tree: Path, tmp_path: Path, name: str) -> None:
     root = Path(shutil.copytree(sets["hdf5"], tmp_path / "set"))
     edit(root, forget_checksums)
     (path,) = root.glob(f"*.index/{name}.offset.npy")
@@ -495,9 +496,9 @@ def spoil_bytes(data: bytes, choice: random.Random) -> bytes:
 
 
 def spoil(root: Path, choice: random.Random) -> str:
-    """Damage one file of a set; which one."""
+    """Damage one file of a set; returns which one."""
     if choice.random() < 0.5:
-        edit(root, forget_checksums)  # so that what is wrong with a column is met and not only its checksum
+        edit(root, forget_checksums)  # the checksums are updated, so that the damage of a column itself is detected
     description, report = root / "dataset.json", root / "left-out.jsonl"
     path = choice.choice([description] * 5 + [report] + choice.sample(sorted(root.glob("*.index/*.npy")), 4))
     if path == report:
@@ -509,7 +510,7 @@ def spoil(root: Path, choice: random.Random) -> str:
     return path.name
 
 
-def test_a_label_that_is_no_class_is_refused_by_name(sets: dict[str, Path], tmp_path: Path) -> None:
+def test_a_label_outside_the_classes_is_refused_by_name(sets: dict[str, Path], tmp_path: Path) -> None:
     root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
     edit(root, forget_checksums)
     column = root / "train.index/label.npy"
@@ -542,4 +543,4 @@ def test_any_damage_is_a_packer_error_or_harmless(
         capsys.readouterr()
     with capsys.disabled():
         print(f"\n{TRIALS} sets spoiled, each under 9 commands: {dict(counts)}")
-    assert counts["ok"] and counts["DatasetError"], f"the trials were all alike: {counts}"
+    assert counts["ok"] and counts["DatasetError"], f"all trials ended alike: {counts}"

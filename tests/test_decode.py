@@ -43,7 +43,7 @@ JPEGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", JPEGS)
 @pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_jpeg_is_as_in_pillow_whole_and_in_part(name: str, mode: str) -> None:
+def test_jpegs_equal_pillow_whole_and_in_part(name: str, mode: str) -> None:
     data = encoded(picture().convert(mode), "JPEG", **JPEGS[name])
     expected, scratch = pillow_rgb(data), Scratch()
     assert np.array_equal(decode_image(data, None, scratch), expected)
@@ -55,7 +55,7 @@ def test_jpeg_is_as_in_pillow_whole_and_in_part(name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_orientation_is_as_in_pillow(kind: str, orientation: int) -> None:
+def test_orientation_equals_pillow(kind: str, orientation: int) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
     data = encoded(picture(), kind, orientation, **options)
     expected = pillow_rgb(data)
@@ -75,14 +75,14 @@ MODES = {
 
 
 @pytest.mark.parametrize(("kind", "mode"), [(kind, mode) for kind, modes in MODES.items() for mode in modes])
-def test_other_media_and_modes_are_as_in_pillow(kind: str, mode: str) -> None:
+def test_other_media_and_modes_equal_pillow(kind: str, mode: str) -> None:
     data = encoded(picture().convert(mode), kind)
     assert np.array_equal(decode_image(data), pillow_rgb(data))
 
 
 @pytest.mark.parametrize("reduce", [2, 4, 8])
 @pytest.mark.parametrize("orientation", [1, 3, 6])
-def test_reduced_jpeg_has_the_size_and_the_look_of_the_region(reduce: int, orientation: int) -> None:
+def test_a_reduced_jpeg_has_the_size_and_the_content_of_the_region(reduce: int, orientation: int) -> None:
     data = encoded(picture(480, 640), "JPEG", orientation)
     upright = Image.fromarray(pillow_rgb(data))
     for top, left, height, width, *_ in some_regions(upright.height, upright.width, count=20, step=reduce):
@@ -93,7 +93,7 @@ def test_reduced_jpeg_has_the_size_and_the_look_of_the_region(reduce: int, orien
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6])
-def test_a_size_that_cannot_be_reduced_exactly_is_still_right(orientation: int) -> None:
+def test_a_size_that_cannot_be_reduced_exactly_is_still_correct(orientation: int) -> None:
     data = encoded(picture(479, 637), "JPEG", orientation)
     whole = pillow_rgb(data)
     height, width = whole.shape[:2]
@@ -146,7 +146,7 @@ def test_a_truncated_image_is_a_bad_sample_unless_all_its_pixels_are_there(kind:
             continue
         assert np.array_equal(pixels, whole), f"{size} of {len(data)} bytes gave other pixels"
         survivors += 1
-    assert survivors <= 30, "only what comes after the pixels may be missing"
+    assert survivors <= 30, "bytes of the pixels were missing"
 
 
 def test_flipped_bits_give_an_image_or_a_bad_sample() -> None:
@@ -167,7 +167,7 @@ def test_flipped_bits_give_an_image_or_a_bad_sample() -> None:
     assert outcomes == {"decoded", "refused"}
 
 
-def test_a_size_other_than_the_index_says_is_a_bad_sample() -> None:
+def test_a_size_other_than_in_the_index_is_a_bad_sample() -> None:
     data = encoded(picture(), "JPEG", 6)
     assert decode_image(data, None, None, (SIZE[1], SIZE[0])).shape == (SIZE[1], SIZE[0], 3)
     with pytest.raises(BadSampleError, match=r"the index says 230 x 310 pixels, found \(310, 230\)"):
@@ -195,7 +195,7 @@ def test_decoded_pixels_are_viewed_in_place() -> None:
             decode_image(data[:cut])
 
 
-# Boxes of JPEGs by the compiled codec: libjpeg-turbo's pixels everywhere.
+# Boxes of JPEGs by the compiled codec: the same pixels as libjpeg-turbo everywhere.
 
 
 SAMPLINGS = ("444", "422", "440", "420", "gray")
@@ -204,7 +204,7 @@ COMPILED = pytest.mark.skipif(bool(unsupported_reason()), reason=unsupported_rea
 
 
 def boxes(height: int, width: int, count: int, seed: int = 1) -> list[Region]:
-    """Regions of all scales, some of them at the edges."""
+    """Regions at all scales, some of them at the edges."""
     rng = np.random.default_rng(seed)
     found = []
     for number in range(count):
@@ -218,16 +218,16 @@ def boxes(height: int, width: int, count: int, seed: int = 1) -> list[Region]:
 
 
 def pixels_of(data: bytes, region: Region, compiled: bool = True) -> Any:
-    """The pixels, or the reason why there are none."""
+    """The pixels, or the error message."""
     try:
         return decode_image(data, region, compiled=compiled)
     except BadSampleError as error:
         return str(error)
 
 
-# --- how many rows libjpeg decodes ------------------------------------------------------------------------------
+# --- the rows that libjpeg decodes ------------------------------------------------------------------------------
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "411"])
-def test_boxes_that_end_anywhere_have_the_pixels_of_the_whole(sampling: str) -> None:
+def test_boxes_that_end_anywhere_have_the_pixels_of_the_whole_image(sampling: str) -> None:
     data = made_jpeg(97, 70, sampling)
     whole = exact(data)
     for bottom in range(1, 98):
@@ -245,12 +245,12 @@ def test_boxes_that_end_anywhere_have_the_pixels_of_the_whole(sampling: str) -> 
 @COMPILED
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("quality", [35, 96])
-def test_compiled_boxes_are_those_of_libjpeg(sampling: str, quality: int) -> None:
+def test_compiled_boxes_equal_those_of_libjpeg(sampling: str, quality: int) -> None:
     for size, noise in ((WIDE, False), ((64, 65), True), ((81, 640), False)):
         data = made_jpeg(*size, sampling, quality, noise)
         for region in boxes(*size, 40):
             found = decode_jpeg(data, read_header(data), region)
-            assert found is not None, "it was left to libjpeg"
+            assert found is not None, "libjpeg decoded it"
             assert np.array_equal(found, decode_image(data, region, compiled=False)), region
 
 
@@ -264,8 +264,8 @@ def test_compiled_boxes_are_upright(orientation: int) -> None:
 
 
 @COMPILED
-def test_tables_of_their_own_and_noise() -> None:
-    """Optimised Huffman tables, codes longer than the tables of the first look, blocks with all coefficients."""
+def test_custom_tables_and_noise() -> None:
+    """Optimised Huffman tables, codes longer than the first look-up table covers, blocks with all coefficients."""
     rng = np.random.default_rng(3)
     noise = Image.fromarray(rng.integers(0, 256, (130, 140, 3), np.uint8))
     mixed = Image.composite(noise, picture(130, 140), Image.fromarray(rng.integers(0, 2, (130, 140), np.uint8) * 255))
@@ -293,7 +293,7 @@ def test_tables_of_their_own_and_noise() -> None:
     ],
     ids=["progressive", "restarts", "CMYK", "small", "4:1:1", "half a profile", "JFIF 7"],
 )
-def test_what_is_left_to_libjpeg(data: bytes) -> None:
+def test_images_that_are_left_to_libjpeg(data: bytes) -> None:
     header = read_header(data)
     region = Region(8, 16, 24, 40)
     assert decode_jpeg(data, header, region) is None
@@ -302,7 +302,7 @@ def test_what_is_left_to_libjpeg(data: bytes) -> None:
 
 @COMPILED
 def test_damaged_jpegs_end_as_with_libjpeg() -> None:
-    """Flipped and lost bytes behind the header: the same pixels, or the same error."""
+    """Flipped and lost bytes after the header: the same pixels, or the same error."""
     data = made_jpeg(*WIDE, "420", 85)
     scan, rng = data.index(b"\xff\xda") + 12, np.random.default_rng(5)
     left = 0

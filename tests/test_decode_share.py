@@ -1,5 +1,5 @@
-"""Decoding divided between a device and the CPU: which images, that nothing else changes, and the share that "auto"
-finds. Times are those of clocks that only planted work moves; the device is a double."""
+"""Decoding divided between a device and the CPU: the division affects only which images go where, and "auto" finds the
+best share. Times come from clocks that only planted work advances; the device is a double."""
 
 from __future__ import annotations
 
@@ -72,10 +72,11 @@ def listen(monkeypatch: pytest.MonkeyPatch, double: Double, does: Callable[[byte
     monkeypatch.setattr(double, "decode_one", decode)
 
 
-# --- which images -------------------------------------------------------------------------------------------------
+# --- the choice of images -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("share", "step"), [(0, 1), (0.03, 1), (1 / 3, 1), (0.9, 2), (0.25, 8), (1, 8)])
-def test_the_cpu_gets_its_share_of_any_positions_in_a_row(share: float, step: int) -> None:
-    """step: an order whose positions belong to nodes gives a rank every second or every eighth, less evenly."""
+def test_the_cpu_gets_its_share_of_any_consecutive_positions(share: float, step: int) -> None:
+    """step: an order whose positions belong to nodes gives a rank every second or every eighth position, less
+    evenly."""
     chosen = Share(share).choose(7, 2, step * np.arange(20_000))
     for count in (16, 256, 1000):
         counts = np.convolve(chosen, np.ones(count), "valid")
@@ -83,36 +84,36 @@ def test_the_cpu_gets_its_share_of_any_positions_in_a_row(share: float, step: in
     assert chosen.mean() == pytest.approx(share, abs=1e-3)
 
 
-def test_it_follows_from_seed_epoch_and_position_alone() -> None:
+def test_the_choice_depends_on_seed_epoch_and_position_alone() -> None:
     positions = np.arange(5000)
     chosen = Share(0.25).choose(7, 2, positions)
     assert np.array_equal(chosen[::-1], Share(0.25, threads=9).choose(7, 2, positions[::-1]))
     assert np.array_equal(chosen[900:], Share(0.25).choose(7, 2, positions[900:]))
     for seed, epoch in ((8, 2), (7, 3)):
         assert not np.array_equal(chosen, Share(0.25).choose(seed, epoch, positions))
-    assert not (chosen & ~Share(0.3).choose(7, 2, positions)).any(), "a larger share adds images"
+    assert not (chosen & ~Share(0.3).choose(7, 2, positions)).any(), "a larger share removed images"
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.5, math.nan, "0.5", True, None, [0.5]])
-def test_what_is_no_share(reader: readers.Reader, double: Double, share: Any) -> None:
+def test_invalid_shares(reader: readers.Reader, double: Double, share: Any) -> None:
     with pytest.raises(ValueError, match=r"^cpu_share is 'auto' or a number from 0 to 1, not "):
         ImageLoader(reader, 4, **grouped({"decode": Decode(cpu_share=share), **OPTIONS}))
 
 
 @pytest.mark.parametrize(("share", "decoder"), [(0.25, "auto"), ("auto", "cpu")])
-def test_there_is_nothing_to_share_where_the_cpu_decodes(reader: readers.Reader, share: Any, decoder: Any) -> None:
+def test_a_share_is_refused_where_the_cpu_decodes_everything(reader: readers.Reader, share: Any, decoder: Any) -> None:
     with pytest.raises(ValueError, match=rf"^cpu_share='?{share}'? is .* device='cpu' and decoder='{decoder}'"):
         ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=decoder, cpu_share=share))
     assert ImageLoader(reader, 4, augment=CROP, decode=Decode(decoder=decoder, cpu_share=0)).decoder == "cpu"
 
 
-# --- nothing else changes -----------------------------------------------------------------------------------------
+# --- unchanged batches --------------------------------------------------------------------------------------------
 @pytest.mark.filterwarnings("ignore:the device cpu failed on .* of the first:UserWarning")
 @pytest.mark.parametrize(("share", "refused"), [*((share, ()) for share in SHARES), (0, REFUSED), ("auto", REFUSED)])
 def test_the_same_batches_for_each_share(
     reader: readers.Reader, double: Double, share: Any, refused: tuple[int, ...]
 ) -> None:
-    """Also where the device refuses images, which costs no other image its place there."""
+    """Also where the device refuses images; the other images stay with their decoders."""
     double.refuse = {bytes(reader.read(i)) for i in refused}
     loader = ImageLoader(reader, 12, **grouped({"decode": Decode(cpu_share=share), "threads": 3, **OPTIONS}))
     compare(list(loader), list(ImageLoader(reader, 12, **grouped({**OPTIONS, "decoder": "cpu"}))), 0)
@@ -128,7 +129,7 @@ def test_the_same_batches_for_each_share(
 def test_a_number_gives_the_same_pixels_after_a_resume(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The device decodes the same images, also in other batches, by other threads and on more ranks."""
+    """The device decodes the same images, also in other batches, with other threads and on more ranks."""
     seen: list[bytes] = []
     listen(monkeypatch, double, seen.append)
     loader = ImageLoader(reader, 8, **grouped({"decode": Decode(cpu_share=0.4), "threads": 3, **OPTIONS}))
@@ -165,7 +166,7 @@ def test_states_name_the_share(reader: readers.Reader, double: Double, share: An
         assert began == ([] if other == share else [True])
 
 
-def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
+def test_an_image_of_the_share_that_the_cpu_cannot_decode_is_a_bad_sample(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode_image = cpu.decode_image
@@ -177,7 +178,7 @@ def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
         return decode_image(data, *more, **named)
 
     monkeypatch.setattr(cpu, "decode_image", failing)
-    monkeypatch.setattr("readers.coefficients.decode_resized", lambda *_, **__: False)  # not in one go
+    monkeypatch.setattr("readers.coefficients.decode_resized", lambda *_, **__: False)  # not in one pass
     loader = ImageLoader(reader, 12, on_error="substitute", **grouped({"decode": Decode(cpu_share=1), **OPTIONS}))
     with pytest.warns(UserWarning, match="1 bad samples .*planted"):
         assert sum(len(batch[0]) for batch in loader) == COUNT
@@ -186,7 +187,7 @@ def test_an_image_of_its_share_that_the_cpu_cannot_decode_is_a_bad_sample(
 
 # --- "auto" -------------------------------------------------------------------------------------------------------
 class Machine:
-    """What batches take on it, in nanoseconds: a byte on the device and on a thread, and the rest of a batch."""
+    """The cost of batches in nanoseconds: per byte on the device and on a thread, and the remaining work of a batch."""
 
     def __init__(self, device: float, cpu: float, threads: int = 1, rest: tuple[float, float] = (0, 0)) -> None:
         self.device, self.cpu, self.threads, self.rest = device, cpu, threads, rest
@@ -194,7 +195,7 @@ class Machine:
         self.spread = 0.0
 
     def batch(self, share: float, images: int = 256) -> Spent:
-        """Images of 40 to 160 kB."""
+        """A batch of images of 40 to 160 kB."""
         sizes = [self.noise.randrange(40_000, 160_000) for _ in range(images)]
         chosen = Share(share).choose(0, self.noise.randrange(1000), np.arange(images))
         by_cpu = sum(size for size, is_cpu in zip(sizes, chosen, strict=True) if is_cpu)
@@ -208,14 +209,14 @@ class Machine:
         return Spent(images, round(cpu), round(shared), by_cpu, round(device), round(decoded), by_device)
 
     def apart(self, share: float) -> float:
-        """By how much longer the device takes than the threads, of the time of the slower one."""
+        """The time by which the device exceeds the threads, relative to the slower of the two."""
         spent = [self.batch(share) for _ in range(50)]
         device, cpu = sum(one.device for one in spent), sum(one.cpu for one in spent) / self.threads
         return (device - cpu) / max(device, cpu)
 
 
 def run(share: Share, machine: Machine, batches: int, ahead: int = 6) -> list[float]:
-    """The share of each of so many batches, `ahead` of which are planned before what one took is known."""
+    """The share of each batch. `ahead` batches are planned before the time of the first one is known."""
     planned: deque[float] = deque()
     found = []
     for _ in range(batches):
@@ -237,7 +238,7 @@ MACHINES: dict[str, tuple[float, float, int, tuple[float, float]]] = {
 
 
 @pytest.mark.parametrize("ahead", [0, 6, 20])
-def test_auto_lets_both_finish_together(ahead: int) -> None:
+def test_auto_lets_cpu_and_device_finish_together(ahead: int) -> None:
     for name, machine in MACHINES.items():
         where = Machine(*machine)
         share = Share("auto", where.threads)
@@ -245,11 +246,11 @@ def test_auto_lets_both_finish_together(ahead: int) -> None:
         assert abs(where.apart(share.value)) < 0.08, (name, share.value)
         moves = np.sign(np.diff(shares))
         moves = moves[moves != 0]
-        assert (moves == moves[0]).all() and len(moves) <= 6, f"{name}: it goes there, and not to and fro"
+        assert (moves == moves[0]).all() and len(moves) <= 6, f"{name}: the share oscillates"
 
 
 @pytest.mark.parametrize("change", [{"device": 8.0}, {"cpu": 2.0}], ids=str)
-def test_auto_follows_rates_and_no_noise(change: dict[str, float]) -> None:
+def test_auto_follows_rates_and_ignores_noise(change: dict[str, float]) -> None:
     machine = Machine(2, 8, 4)
     machine.spread = 0.25
     share = Share("auto", machine.threads)
@@ -265,14 +266,14 @@ def test_auto_follows_rates_and_no_noise(change: dict[str, float]) -> None:
 
 
 @pytest.mark.parametrize(("device", "cpu", "bound"), [(0.01, 100, 1 / 32), (100, 0.01, 31 / 32)])
-def test_auto_leaves_each_of_them_some_images(device: float, cpu: float, bound: float) -> None:
-    """Or it would not see when their rates change."""
+def test_auto_leaves_some_images_to_each_decoder(device: float, cpu: float, bound: float) -> None:
+    """Otherwise a change of their rates would go unnoticed."""
     share = Share("auto")
     run(share, Machine(device, cpu), 60)
     assert share.value == bound
 
 
-def test_a_stalled_or_a_small_batch_moves_it_little() -> None:
+def test_a_stalled_or_a_small_batch_changes_the_share_little() -> None:
     machine = Machine(2, 8, 4, (5 * MS, 5 * MS))
     share = Share("auto", machine.threads)
     run(share, machine, 100)
@@ -280,14 +281,14 @@ def test_a_stalled_or_a_small_batch_moves_it_little() -> None:
     usual = machine.batch(before)
     share.add(usual._replace(cpu=usual.cpu + 60 * 1000 * MS, device=100 * usual.device))
     assert share.value == pytest.approx(before, abs=0.05)
-    for _ in range(10):  # the last one of an epoch may have three images, which count for less
+    for _ in range(10):  # the last batch of an epoch may have three images, which count for less
         share.add(Spent(3, 10, 1, 100, 5_000, 4_000, 100))
         run(share, machine, 10, 0)
     assert share.value == pytest.approx(before, abs=0.05)
 
 
 @pytest.mark.parametrize("empty", [{"device_bytes": 0, "decoded": 0}, {"shared_bytes": 0, "shared": 0}], ids=str)
-def test_nothing_moves_before_both_have_decoded_something(empty: dict[str, int]) -> None:
+def test_the_share_stays_until_both_have_decoded_images(empty: dict[str, int]) -> None:
     share, machine = Share("auto"), Machine(1, 9)
     for _ in range(20):
         share.add(machine.batch(0.5)._replace(**empty))
@@ -296,7 +297,7 @@ def test_nothing_moves_before_both_have_decoded_something(empty: dict[str, int])
 
 # --- "auto" in a loader -------------------------------------------------------------------------------------------
 def plant(monkeypatch: pytest.MonkeyPatch, double: Double, rates: dict[str, int]) -> None:
-    """Times of so many nanoseconds a pixel, by a clock of each thread that nothing else moves."""
+    """Plant times of `rates` nanoseconds a pixel, on a clock of each thread that only this work advances."""
     clock, decode_image = Clock(), cpu.decode_image
 
     def pixels(data: Any) -> int:
@@ -309,17 +310,17 @@ def plant(monkeypatch: pytest.MonkeyPatch, double: Double, rates: dict[str, int]
 
     monkeypatch.setattr(time, "perf_counter_ns", clock)
     monkeypatch.setattr(cpu, "decode_image", decode_on_cpu)
-    monkeypatch.setattr("readers.coefficients.decode_resized", lambda *_, **__: False)  # not in one go
+    monkeypatch.setattr("readers.coefficients.decode_resized", lambda *_, **__: False)  # not in one pass
     listen(monkeypatch, double, lambda data: clock.advance(rates["device"] * pixels(data)))
 
 
 def expected(rates: dict[str, int], threads: int) -> float:
-    """One image in six is for the CPU alone, and all are of about the same size."""
+    """The expected share: one image in six is for the CPU alone, and all are of about the same size."""
     device, cpu = rates["device"], rates["cpu"] / threads
     return (device - cpu / 5) / (device + cpu)
 
 
-def test_a_loader_finds_the_share(reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_finds_the_best_share(reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
     rates, threads = {"device": 100, "cpu": 300}, 2
     plant(monkeypatch, double, rates)
     loader = ImageLoader(reader, 24, **grouped({"decode": Decode(cpu_share="auto"), "threads": threads, **OPTIONS}))
@@ -327,22 +328,22 @@ def test_a_loader_finds_the_share(reader: readers.Reader, double: Double, monkey
         assert sum(len(batch[0]) for batch in loader) == COUNT
         stats = loader.stats()
         if not epoch:
-            assert stats.cpu_share == 0.25, "it begins with some for each"
+            assert stats.cpu_share == 0.25, "one decoder gets no image at the start"
     assert stats.cpu_share == pytest.approx(expected(rates, threads), abs=0.06)
     share = stats.cpu_share
     assert stats.shared_images / (stats.shared_images + stats.device_images) == pytest.approx(share, abs=0.06)
     shown = f"cpu_share {share:.2f} ({stats.shared_images} images by the CPU, {stats.device_images} by the device)"
     assert shown in str(stats) and stats.to_dict()["cpu_share"] == share
-    rates["device"] *= 5  # the training needs the device as well
+    rates["device"] *= 5  # training needs the device as well
     for _ in range(16):
         list(loader)
     assert loader.stats().cpu_share == pytest.approx(expected(rates, threads), abs=0.06)
     other = loader.over(reader, loader.order, threads=1)
     list(other)
-    assert other.stats().cpu_share == 0.25, "what was measured of one loader says nothing of another"
+    assert other.stats().cpu_share == 0.25, "a measurement of one loader was used for another"
 
 
-def test_a_device_that_works_on_after_the_call_says_itself_how_long_it_took(
+def test_an_asynchronous_device_reports_its_own_time(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rates = {"device": 0, "cpu": 100}

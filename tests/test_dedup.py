@@ -1,4 +1,4 @@
-"""Duplicates: the same bytes, and images that look alike, in all splits; which of them stays."""
+"""Duplicates: identical bytes and similar images, in all splits; which duplicate is kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def encoded_again(data: bytes, size: tuple[int, int], **options: object) -> byte
 
 @pytest.fixture
 def packed(tmp_path: Path) -> Path:
-    """Three pictures: one twice in train and once in val, one in four codings, one alone; and two plain ones."""
+    """Three pictures: one twice in train and once in val, one in four encodings, one alone; and two plain ones."""
     first, second, third = (make_image(seed, (192, 144), quality=95) for seed in (1, 2, 3))
     files = {
         "train/a/first.jpg": first,
@@ -71,8 +71,8 @@ def test_the_same_bytes_are_found_in_all_splits(packed: Path, tmp_path: Path) ->
     assert (result.duplicates, result.unread) == (2, 0) and content(packed) == before
     left = {key: held for key, held in before.items() if SAME.get(key, True)}
     assert content(tmp_path / "out") == left and wrong(tmp_path / "out") == []
-    assert packer.dedup(tmp_path / "out").saved is None, "nothing is left to do"
-    copy = packer.dedup(tmp_path / "out", tmp_path / "copy")  # which is made all the same
+    assert packer.dedup(tmp_path / "out").saved is None, "duplicates are left"
+    copy = packer.dedup(tmp_path / "out", tmp_path / "copy")  # the output is written all the same
     assert copy.saved is not None and copy.saved.linked and copy.duplicates == 0
     assert content(tmp_path / "copy") == left and wrong(tmp_path / "copy") == []
 
@@ -86,7 +86,7 @@ def test_the_same_bytes_are_found_in_all_splits(packed: Path, tmp_path: Path) ->
         ({"prefer": "train", "keep": "largest"}, ["train/a/first", "train/b/second.png"]),
     ],
 )
-def test_images_that_look_alike(packed: Path, options: dict[str, Any], kept: list[str]) -> None:
+def test_similar_images(packed: Path, options: dict[str, Any], kept: list[str]) -> None:
     result = packer.dedup(packed, near=8, **{"workers": 1, **options})
     found = groups_of(result)
     assert [set(group) for group in found] == [set(SAME), set(ALIKE)]
@@ -109,7 +109,7 @@ def test_equal_checksums_are_not_enough(tmp_path: Path, monkeypatch: pytest.Monk
 def test_near_pairs_are_all_pairs_within_the_threshold() -> None:
     random = np.random.default_rng(0)
     hashes = random.integers(0, 1 << 63, (40, 2), np.uint64)
-    for number in range(20, 40):  # some bits of an earlier one flipped
+    for number in range(20, 40):  # copies of earlier hashes with some bits flipped
         hashes[number] = hashes[number - 20]
         for bit in random.choice(BITS, number - 20, replace=False):
             hashes[number, bit // 64] ^= np.uint64(1) << np.uint64(bit % 64)
@@ -123,7 +123,7 @@ def test_near_pairs_are_all_pairs_within_the_threshold() -> None:
         assert found == expected and len(expected) >= threshold
 
 
-def test_what_a_hash_follows_from() -> None:
+def test_the_input_of_a_hash() -> None:
     image = make_image(5, (200, 150), quality=95)
     own = difference_hash(image)
     assert own is not None and difference_hash(make_plain((90, 90, 90))) is None

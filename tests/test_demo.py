@@ -1,4 +1,4 @@
-"""The demo runs, and names figures that it could not measure."""
+"""The demo runs, and says which figures it could not measure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Decoders of batches: routing by header facts, order, failures that cost one image, orientation, streams.
 
-Against doubles of torchcodec and torchvision; the real ones where they can be imported, and on a GPU where there is
-one.
+Tested with doubles of torchcodec and torchvision, and with the real packages where they can be imported, on a GPU where
+one is present.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ def test_a_mixed_batch_is_split_and_joined_in_order(double: Double) -> None:
     assert [device_takes(parse_any(image)) for image in images] == [device for _, device in MIXED]
     found = decode_batch(images, open_decoder(double.name, CPU))
     assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
-    assert double.calls == [5], "the device's images go in one call"
+    assert double.calls == [5], "the images of the device took several calls"
 
 
-def test_routes_of_an_index_are_those_of_headers() -> None:
+def test_routes_by_the_index_equal_those_by_headers() -> None:
     headers = [parse_any(make()) for make, _ in MIXED]
     columns = [[getattr(header, name) for header in headers] for name in ImageHeader._fields[1:]]
     info = ImageInfo(*(np.array(column) for column in columns), np.array([MEDIA.index(h.media) for h in headers], "u1"))
@@ -94,7 +94,7 @@ def test_no_device_gets_an_image_of_too_many_pixels() -> None:
         assert not routes(ImageInfo(*facts)).any() and not device_takes(ImageHeader("jpeg", side, side, 3, 0xC0, 1))
 
 
-def test_bytes_that_lie_about_themselves_go_to_the_cpu() -> None:
+def test_bytes_that_differ_from_their_header_facts_go_to_the_cpu() -> None:
     data = jpeg(1)
     assert same_as_promised(data, (72, 80)) is not None
     assert same_as_promised(data, (80, 72)) is None
@@ -104,7 +104,7 @@ def test_bytes_that_lie_about_themselves_go_to_the_cpu() -> None:
 
 
 def test_a_jpeg_that_stores_rgb_goes_to_the_cpu(double: Double) -> None:
-    """nvJPEG takes its values for YCbCr. Adobe's transform counts before the names of the components."""
+    """nvJPEG takes the values for YCbCr. Adobe's transform flag takes precedence over the component names."""
     stored, usual = jpeg(1, keep_rgb=True), jpeg(2)
     named, ycc = b"Adobe\0\x64\0\0\0\0\0", b"Adobe\0\x64\0\0\0\0\1"
     assert device_takes(parse_any(stored)) and same_as_promised(stored, (72, 80)) is None
@@ -116,7 +116,7 @@ def test_a_jpeg_that_stores_rgb_goes_to_the_cpu(double: Double) -> None:
 
 @pytest.mark.parametrize("factors", [0x11, 0x21, 0x12, 0x22, 0x41])
 def test_a_grey_jpeg_with_sampling_factors_goes_to_the_cpu(double: Double, factors: int) -> None:
-    """nvJPEG gives wrong pixels, without an error, for what libjpeg decodes as if the factors were 1 x 1."""
+    """nvJPEG silently gives wrong pixels for such images, which libjpeg decodes as if the factors were 1 x 1."""
     usual = jpeg(1, mode="L")
     at = usual.index(b"\xff\xc0") + 11
     assert usual[at] == 0x11
@@ -140,7 +140,7 @@ def test_a_grey_jpeg_with_sampling_factors_goes_to_the_cpu(double: Double, facto
     ],
 )
 def test_only_usual_chroma_goes_to_a_device(factors: tuple[int, int, int], taken: bool) -> None:
-    """Of these an H200 made the right pixels; the others were never seen there."""
+    """An H200 decoded these samplings correctly; the others were never tested on a GPU."""
     data = bytearray(jpeg(1))
     frame = data.index(b"\xff\xc0") + 5
     data[frame + 6 : frame + 15 : 3] = bytes(factors)
@@ -165,7 +165,7 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(again, images, strict=True))
 
 
-def test_an_image_that_no_decoder_takes_is_an_error_in_its_row(double: Double) -> None:
+def test_an_image_that_no_decoder_supports_is_an_error_in_its_row(double: Double) -> None:
     found = decode_batch([jpeg(1), b"no image", jpeg(2)[:-400], jpeg(3)], open_decoder(double.name, CPU))
     assert [isinstance(one, Picture) for one in found] == [True, False, False, True]
     assert "expected the magic" in str(found[1]) and "truncated" in str(found[2])
@@ -173,8 +173,9 @@ def test_an_image_that_no_decoder_takes_is_an_error_in_its_row(double: Double) -
 
 
 @pytest.mark.parametrize("fault", ["create", "lost", "memory"])
-def test_a_lost_device_is_not_taken_for_a_bad_image(double: Double, fault: Any) -> None:
-    """By the texts of the libraries it could be: a probe tells, so that 128 images are not tried one by one."""
+def test_a_lost_device_is_not_mistaken_for_a_bad_image(double: Double, fault: Any) -> None:
+    """The messages of the libraries allow both: a probe distinguishes them, so that 128 images are not tried one by
+    one."""
     decoder, images = open_decoder(double.name, CPU), [jpeg(i) for i in range(8)]
     decode_batch(images, decoder)
     double.fault = fault
@@ -196,11 +197,11 @@ def test_a_batch_without_room_on_the_device_is_decoded_in_parts(double: Double) 
     assert sorted(double.calls) == [2, 2, 2, 2, 4, 4, 8]
 
 
-def test_a_decoder_that_refuses_all_images_alike_is_no_use(double: Double) -> None:
+def test_a_decoder_that_refuses_all_images_is_an_error(double: Double) -> None:
     decoder = open_decoder(double.name, CPU)
     double.refuse = True
     images = [jpeg(i) for i in range(8)]
-    assert all(isinstance(one, Picture) for one in decode_batch(images, decoder)), "8 may be a coincidence"
+    assert all(isinstance(one, Picture) for one in decode_batch(images, decoder)), "8 failures may be a coincidence"
     with pytest.raises(
         DeviceError, match=r"refused all 16 images of this set .* failed: 3|stream: 3; give decoder='cpu'"
     ):
@@ -208,7 +209,7 @@ def test_a_decoder_that_refuses_all_images_alike_is_no_use(double: Double) -> No
     double.refuse = set()
     decode_batch(images, decoder)
     double.refuse = True
-    assert all(isinstance(one, Picture) for one in decode_batch(3 * images, decoder)), "it has decoded some"
+    assert all(isinstance(one, Picture) for one in decode_batch(3 * images, decoder)), "an image was decoded before"
 
 
 def test_a_picture_of_another_size_is_an_error(double: Double) -> None:
@@ -233,7 +234,7 @@ def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
     assert isinstance(good, Picture) and isinstance(bad, BadSampleError)
 
 
-# --- which one ----------------------------------------------------------------------------------------------------
+# --- the choice of a decoder --------------------------------------------------------------------------------------
 LIBRARY = """
 try:
     raise OSError("libcudart.so.13: cannot open shared object file: No such file or directory")
@@ -265,11 +266,11 @@ def test_a_decoder_that_cannot_be_loaded_says_why(
     name: Any, code: str | None, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide(monkeypatch, name)
-    if code is not None:  # a package that fails as it is imported
+    if code is not None:  # a package that fails at import
         for module in (f"{name}.decoders", f"{name}.io"):
             monkeypatch.setitem(sys.modules, module, None)
         for module in [module for module in sys.modules if module.split(".")[0] == name]:
-            del sys.modules[module]  # until monkeypatch puts back what was there
+            del sys.modules[module]  # until monkeypatch restores the modules
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(code)
         (tmp_path / name / "decoders.py").touch()
@@ -290,14 +291,14 @@ def test_a_decoder_is_probed_before_it_is_trusted(double: Double, fault: Any, mo
     assert not double.calls
 
 
-def test_wrong_pixels_of_the_probe_are_noticed(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As from nvJPEG on a GPU that it does not fit: no error, and black images."""
+def test_wrong_pixels_of_the_probe_are_detected(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As from nvJPEG on an unsupported GPU: no error, and black images."""
     monkeypatch.setattr(double, "decode_one", lambda data: torch.zeros(3, 64, 64, dtype=torch.uint8))
     with pytest.raises(DeviceError, match=r"it decodes a known image to .*\(0, 0, 0\).*, expected .*\(200, 40, 40\)"):
         open_decoder(double.name, CPU)
 
 
-def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_the_first_working_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = torch.device("cuda", 0)
     set_engine(monkeypatch, True)
     for name in NAMES:
@@ -320,14 +321,14 @@ def test_auto_takes_the_first_that_works(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_auto_leaves_gpus_without_a_jpeg_engine_alone(double: Double, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Such as T4 and V100, on which nvJPEG decodes by kernels. Who names the decoder has it."""
+    """Such as T4 and V100, on which nvJPEG decodes by CUDA kernels. An explicit decoder name is honoured."""
     cuda, name = torch.device("cuda", 0), double.name
     set_engine(monkeypatch, False)
     with pytest.warns(UserWarning, match=rf"on the CPU: .*{name} works, but nvJPEG finds no JPEG engine on cuda:0, .*"):
         assert isinstance(open_decoder("auto", cuda), CpuDecoder)
     assert open_decoder(name, cuda).name == f"{name}/cuda"
     set_engine(monkeypatch, None)
-    assert open_decoder("auto", cuda).name == f"{name}/cuda", "where nobody knows, the probe counts"
+    assert open_decoder("auto", cuda).name == f"{name}/cuda", "without an answer the probe decides"
 
 
 NVJPEG = """
@@ -343,8 +344,8 @@ int nvjpegDestroy(void *handle) { return handle ? 0 : 2; }
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler, for a double of libnvjpeg")
 @pytest.mark.parametrize(("status", "engine"), [(0, True), (7, False), (1, False)])
-def test_nvjpeg_is_asked_for_the_engine(tmp_path: Path, status: int, engine: bool) -> None:
-    """The library that is mapped into the process, under the names that wheels give it. 7: ARCH_MISMATCH."""
+def test_nvjpeg_reports_the_engine(tmp_path: Path, status: int, engine: bool) -> None:
+    """The library mapped into the process is called, under the file names that wheels use. 7: ARCH_MISMATCH."""
     (tmp_path / "nvjpeg.c").write_text(NVJPEG)
     library = tmp_path / "libnvjpeg-1a359ba7.so.13.0.1.86"
     subprocess.run(["cc", "-shared", "-fPIC", f"-DSTATUS={status}", "-o", library, tmp_path / "nvjpeg.c"], check=True)
@@ -361,7 +362,7 @@ def test_the_installed_decoders_on_the_cpu(name: Any) -> None:
         decoder = open_decoder(name, CPU)
     except (MissingExtraError, DeviceError) as error:
         if "PACKER_TEST_DECODERS" in os.environ:
-            raise  # `make test-decoders` is there to run this
+            raise  # `make test-decoders` exists to run this test
         pytest.skip(f"{error}; only its double was tested (make test-decoders has it)")
     by_xmp = [with_segments(jpeg(8, (96, 72)), XMP_PREFIX + xmp(orientation)) for orientation in range(1, 9)]
     images = [jpeg(1), jpeg(2, mode="L"), *(turned(8, orientation) for orientation in range(1, 9)), *by_xmp]
@@ -369,7 +370,7 @@ def test_the_installed_decoders_on_the_cpu(name: Any) -> None:
         assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1
     stray = [jpeg(seed).replace(marker, bytes(9) + marker) for seed, marker in ((3, b"\xff\xda"), (4, b"\xff\xd9"))]
     for found, data in zip(decode_batch([*stray, png(5)], decoder), [*stray, png(5)], strict=True):
-        assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1, "damage that Pillow goes past"
+        assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1, "Pillow tolerates this damage"
 
 
 # --- streams ------------------------------------------------------------------------------------------------------
@@ -402,10 +403,10 @@ def test_streams_are_used_in_a_safe_order(monkeypatch: pytest.MonkeyPatch) -> No
     not torch.cuda.is_available(), reason="no CUDA device: the canary of recycled blocks never ran here"
 )
 @pytest.mark.parametrize("name", NAMES)
-def test_decoding_overwrites_nothing_that_is_still_read(name: Any) -> None:
-    """The canary: sums of tensors that are freed while the sums are still queued, with decodes in between.
+def test_decoding_does_not_overwrite_memory_in_use(name: Any) -> None:
+    """The canary: sums over tensors that are freed while the sums are still queued, with decodes in between.
 
-    Without the discipline of `readers.decode.device` the decoder is given the freed blocks and some sums are wrong.
+    Without the synchronisation in `readers.decode.device` the decoder gets the freed blocks and some sums are wrong.
     """
     device = torch.device("cuda", torch.cuda.current_device())
     try:

@@ -1,4 +1,5 @@
-"""`packer.diagnose` and `packer diagnose`: planted culprits are found, and what is cut is otherwise what it was."""
+"""`packer.diagnose` and `packer diagnose`: planted culprits are found, and a loader that is cut into stages gives the
+same batches."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def slow_copy(batch: Any) -> Any:
 
 
 class WorksAfterwards(Images):
-    """The output of the transform is not its return value."""
+    """The item has further work after the transform."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         image, label = super().__getitem__(index)
@@ -59,7 +60,7 @@ class Stream(IterableDataset[Any]):
 
 
 class Steady(Pipeline):
-    """Takes 36 ms a batch in one of two workers, where a step takes 15 ms: three workers keep up."""
+    """A batch takes 36 ms in one of two workers, and a step 15 ms: three workers keep up."""
 
     stages = (Stage("storage"), Stage("read", "", 0.036, 0.001))
     workers, more_workers = 2, True
@@ -101,7 +102,7 @@ def test_a_diagnosis_has_a_line_for_each_stage() -> None:
     assert verdict_lines(result, 1000)[-1] == result.verdict
 
 
-# --- what is cut -----------------------------------------------------------------------------------------------------
+# --- cuts ------------------------------------------------------------------------------------------------------------
 def batches_of(pipeline: Pipeline, cut: int, count: int) -> list[Any]:
     batches = pipeline.cached(cut)
     try:
@@ -112,7 +113,7 @@ def batches_of(pipeline: Pipeline, cut: int, count: int) -> list[Any]:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_every_cut_gives_the_batches_of_the_loader(workers: int) -> None:
-    """Recorded values are copies: members that work in place would add again each time."""
+    """Recorded values are copies: members that work in place would add twice otherwise."""
     pipeline = DataLoaderPipeline(loader(Images(0.0, (0.0, 0.0, 0.0)), workers))
     names = [stage.name for stage in pipeline.stages]
     members = ["transform 1", "transform 2", "transform 3"]
@@ -143,7 +144,7 @@ def test_a_free_stage_is_not_run() -> None:
 
 
 class InDictionary(Images):
-    """The transform takes and returns the whole sample, as in the tutorials of torch."""
+    """The transform takes and returns the whole sample, as in the torch tutorials."""
 
     def __init__(self) -> None:
         super().__init__(0.0, (0.0, 0.0, 0.0))
@@ -157,7 +158,7 @@ class InDictionary(Images):
 
 
 class ByKeyword(Images):
-    """The transform is called as those of albumentations are."""
+    """The transform is called with keywords, as in albumentations."""
 
     def __init__(self) -> None:
         self.transform = self.doubled
@@ -193,7 +194,7 @@ class Locked(Chooses):
 
 
 class OneOf:
-    """Has members, of which one runs."""
+    """Has several members, of which one runs."""
 
     def __init__(self) -> None:
         self.transforms = [torch.neg, torch.zeros_like]
@@ -216,7 +217,7 @@ class OneOf:
     ],
     ids=["subset", "two-views", "works-afterwards", "in-dictionary", "by-keyword", "locked", "one-of", "two"],
 )
-def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, note: bool) -> None:
+def test_data_sets_are_cut_where_possible(data: Dataset[Any], stages: int, note: bool) -> None:
     whole = loader(data, 0)
     pipeline = DataLoaderPipeline(whole)
     assert len(pipeline.stages) == stages and bool(pipeline.notes) == note
@@ -224,14 +225,14 @@ def test_data_sets_are_cut_where_they_can_be(data: Dataset[Any], stages: int, no
     first, *_, after = itertools.islice(epoch, pipeline.distinct + 1)
     for cut in range(stages + 1):
         found = batches_of(pipeline, cut, 1)[0]
-        expected = first if cut else after  # the whole loader goes on where recording ended
+        expected = first if cut else after  # the whole loader goes on after the recorded part
         flat, same = torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected)
         assert all(torch.equal(a, b) for a, b in zip(flat, same, strict=True)), f"cut {cut}"
 
 
 @pytest.mark.parametrize("keep", [None, "coefficients"])
 def test_our_loader_is_cut_by_tiers_of_the_cache(tree: Path, keep: str | None, tmp_path: Path) -> None:
-    """The batches of each cut are those that the loader makes of the same samples in the same order."""
+    """The batches of each cut are those of the loader for the same samples in the same order."""
     reader = readers.open_folder(tree, "train")
     if keep:
         reader = readers.cached(reader, keep=keep, directory=tmp_path)
@@ -241,7 +242,7 @@ def test_our_loader_is_cut_by_tiers_of_the_cache(tree: Path, keep: str | None, t
     pipeline = ImageLoaderPipeline(whole)
     assert [stage.name for stage in pipeline.stages] == ["storage", "read", "decode", "augment"]
     epoch = list(whole)
-    for cut in range(5):  # those that are replayed are the last ones, which the whole loader comes to last
+    for cut in range(5):  # the last batches are replayed, which the whole loader reaches last
         expected = epoch[-pipeline.distinct :] if cut else epoch[: pipeline.distinct]
         for (image, keys), (other, names) in zip(expected, batches_of(pipeline, cut, pipeline.distinct), strict=True):
             assert keys == names and torch.equal(image, other), f"cut {cut}"
@@ -282,7 +283,7 @@ def test_our_data_set_is_cut_by_tiers_of_the_cache(tree: Path, transform: Any, s
         (lambda: DataLoader(Stream(), batch_size=None), ["loading"]),
     ],
 )
-def test_a_stream_is_cut_behind_its_items(make: Callable[[], Any], names: list[str]) -> None:
+def test_a_stream_is_cut_after_its_items(make: Callable[[], Any], names: list[str]) -> None:
     pipeline = DataLoaderPipeline(make())
     assert [stage.name for stage in pipeline.stages] == names and "IterableDataset" in pipeline.notes[0]
     first = next(iter(make()))
@@ -292,7 +293,7 @@ def test_a_stream_is_cut_behind_its_items(make: Callable[[], Any], names: list[s
             assert [getattr(leaf, "shape", ()) for leaf in flat] == [getattr(leaf, "shape", ()) for leaf in same]
 
 
-def test_a_slot_in_place_of_a_batch() -> None:
+def test_a_batch_sampler_as_sampler() -> None:
     """A sampler of lists: the data set makes the batches."""
 
     class Batches(Plain):
@@ -308,8 +309,9 @@ def test_a_slot_in_place_of_a_batch() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital'")
-def test_loaders_of_other_packages() -> None:
-    """accelerate's is measured as it is, and cut below; torchdata's is rebuilt as its own class."""
+def test_loaders_of_third_party_packages() -> None:
+    """accelerate's loader is measured unchanged and its inner loader is cut; torchdata's is rebuilt as the same
+    class."""
     accelerate = pytest.importorskip("accelerate.data_loader")
     torchdata = pytest.importorskip("torchdata.stateful_dataloader")
     plain = ["storage", "read", "collate", "transfer"]
@@ -326,8 +328,8 @@ def test_loaders_of_other_packages() -> None:
             assert len(labels) == BATCH and (cut < len(names) - 3 or labels.tolist() == first), f"cut {cut}"
 
 
-def test_what_a_data_set_opens_stays_closed_here(tmp_path: Path) -> None:
-    """A file that is opened by its first read would be shared by all workers, and its position with it."""
+def test_files_of_a_data_set_are_not_opened_in_this_process(tmp_path: Path) -> None:
+    """All workers would share a file that is opened by the first read here, including its position."""
     opened = tmp_path / "opened"
 
     class OpensLate(Plain):
@@ -341,7 +343,7 @@ def test_what_a_data_set_opens_stays_closed_here(tmp_path: Path) -> None:
     assert str(os.getpid()) not in opened.read_text().split()
 
 
-def test_epochs_follow_one_another_without_an_end() -> None:
+def test_epochs_repeat_without_end() -> None:
     """A set of two batches, and an iterable of three."""
     small = DataLoaderPipeline(DataLoader(Subset(Images(0.0, (0.0, 0.0, 0.0)), range(2 * BATCH)), batch_size=BATCH))
     assert [int(label[0]) for _, label in batches_of(small, 0, 5)] == [0, BATCH, 0, BATCH, 0]
@@ -354,8 +356,8 @@ def test_a_loader_without_batches_is_an_error(empty: Any) -> None:
         packer.diagnose(empty, simulate_step=0.001, seconds=1)
 
 
-def test_what_cannot_be_cut_is_measured_as_a_whole() -> None:
-    """Batches of numbers that have no length, and are used up by one reading."""
+def test_a_loader_that_cannot_be_cut_is_measured_as_a_whole() -> None:
+    """Batches of numbers that have no length and are consumed by one pass."""
 
     class Batches:
         def __iter__(self) -> Iterator[Any]:
@@ -372,13 +374,13 @@ def test_a_loader_that_hangs_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"step": print, "simulate_step": 0.1}, {"simulate_step": -1}])
-def test_arguments_that_make_no_sense_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_arguments_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="simulate_step"):
         packer.diagnose([1], **options)
 
 
 # --- the command -----------------------------------------------------------------------------------------------------
-def test_the_command_measures_what_a_script_has() -> None:
+def test_the_command_measures_the_loader_of_a_script() -> None:
     shown = run_packer("diagnose", f"{SCRIPT}:slow_second", "--step", f"{SCRIPT}:train_step", "--seconds", 1)
     assert shown.returncode == 0 and "transform 2" in shown.stdout and "the device has work" in shown.stdout
     options = ("--simulate-step", "20ms", "--seconds", 1, "--json")
@@ -401,7 +403,7 @@ def test_the_command_measures_what_a_script_has() -> None:
         ((f"{SCRIPT}:plain_loader", "--simulate-step", "1ms", "--batch-size", 4), 2, ["--batch-size", "a SET"]),
     ],
 )
-def test_a_broken_script_gets_its_traceback_and_a_line(arguments: Any, status: int, words: list[str]) -> None:
+def test_a_broken_script_is_shown_by_its_traceback_and_a_message(arguments: Any, status: int, words: list[str]) -> None:
     done = CliRunner().invoke(cli, ["diagnose", *map(str, arguments), "--seconds", "1"])
     assert done.exit_code == status and all(word in done.output for word in words), done.output
     assert done.output.count("Traceback") == ("broken" in str(arguments)) and "packer/cli" not in done.output
@@ -422,6 +424,6 @@ def test_importing_a_script_does_not_train(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_steps_that_the_time_has_no_room_for_are_an_error() -> None:
+def test_steps_that_exceed_the_time_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"seconds=4: at least 4 steps of 20 s must be measured; give seconds=80"):
         packer.diagnose([1, 2], simulate_step=20, seconds=4)

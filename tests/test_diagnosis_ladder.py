@@ -1,4 +1,4 @@
-"""The ladder by a clock that the test moves: the meaning of each line, and the conditions of the notes."""
+"""The ladder on a clock that the test advances: the meaning of each line, and the conditions of the notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from packer.tools.diagnose.pipeline import Training, random_batches
 
 
 class Clock:
-    """Time that passes only where a test says so."""
+    """Time that passes only when a test advances it."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -39,7 +39,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Planted(Pipeline):
-    """Stages that take so many seconds a batch, one after the other, in the process of the training."""
+    """Stages with fixed seconds a batch, one after the other, in the process of the training job."""
 
     concurrent = False
     distinct = 2
@@ -73,7 +73,7 @@ def test_a_line_adds_its_stage(clock: Clock) -> None:
 
 
 def test_a_slow_loader_is_measured_where_its_time_changes(clock: Clock) -> None:
-    """Five seconds a batch: lines between equal ones are left out, and the culprit is the same."""
+    """Five seconds a batch: lines between equal lines are left out, and the culprit is the same."""
     pipeline = Planted(clock, storage=0.0, read=0.0, one=0.0, two=5.0, three=0.0, collate=0.0, transfer=0.0)
     result = climb(pipeline, Training(lambda batch: clock.wait(0.02), simulated=True), seconds=30)
     assert result.culprit == "two" and clock.now < 60
@@ -109,7 +109,7 @@ def test_each_line_is_announced(clock: Clock) -> None:
     assert said == ["reading the first samples", "step: 10.0 ms a step", "loading: 11.0 ms a step"]
 
 
-def test_a_batch_that_the_step_changes_is_new_each_time(clock: Clock) -> None:
+def test_a_batch_that_the_step_changes_is_made_new_each_time(clock: Clock) -> None:
     seen: list[float] = []
 
     def step(batch: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def test_random_batches_look_like_the_real_ones() -> None:
 
 
 @pytest.mark.parametrize("leaf", ["text", torch.tensor([True]), torch.tensor([float("nan")]), torch.eye(2).to_sparse()])
-def test_what_cannot_be_random_is_kept(leaf: Any) -> None:
+def test_values_that_cannot_be_random_are_kept(leaf: Any) -> None:
     assert random_batches([[leaf]]) is None
 
 
@@ -154,7 +154,7 @@ def test_random_data_are_made_outside_the_clock(clock: Clock, monkeypatch: pytes
     )
 
 
-def test_a_step_that_fails_on_random_data_is_measured_without(clock: Clock) -> None:
+def test_a_step_that_fails_on_random_data_is_measured_on_real_data(clock: Clock) -> None:
     def step(batch: dict[str, torch.Tensor]) -> None:
         clock.wait(0.01)
         if batch["image"][0, 0] not in (0.5, 1.5):
@@ -204,7 +204,7 @@ def test_a_loader_that_becomes_faster_is_noted(clock: Clock) -> None:
 
 
 def taking(*milliseconds: float, busy: float = 0.5, cpu: float = 0.01) -> Diagnosis:
-    """A diagnosis whose lines take so long: the step, then the stages a, b, …"""
+    """A diagnosis whose lines take these times: the step, then the stages a, b, …"""
     times = [StepTime(each / 1e3, each / 1e3, each / 1e3, 0.0, 10, busy) for each in milliseconds]
     rungs = tuple(Rung(name, "", each) for name, each in zip(("step", "a", "b", "c"), times, strict=False))
     costs = tuple(StageCost(rung.stage, "", 0.0, 0.0, busy=0.01, cpu=cpu) for rung in rungs)
@@ -244,7 +244,7 @@ def with_stage(error: float = 0.0, **values: Any) -> Quiet:
         (taking(10, 20), with_stage(seconds=0.005, kept_bytes=10**12), [], [], ""),
     ],
 )  # fmt: skip
-def test_notes_are_said_where_they_apply(
+def test_notes_appear_where_they_apply(
     result: Diagnosis, pipeline: Pipeline, sizes: list[int], replayed: list[int], note: str, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr("packer.tools.diagnose.ladder._cpu_cache_bytes", lambda: 32 << 20)

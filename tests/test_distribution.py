@@ -1,4 +1,4 @@
-"""How the project is installed: one free name, commands that work from a checkout too, and no shadowed import."""
+"""Installation: one free package name, commands that also work from a checkout, and no shadowed import."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def test_the_name_of_the_distribution_is_stated_once() -> None:
     assert re.search(rf'^name = "{DISTRIBUTION}"$', text, re.MULTILINE), "pyproject.toml has another name"
 
 
-def test_no_text_sends_a_user_to_somebody_elses_package() -> None:
-    """`pip install packer`, `readers` or `cache` would download and run a stranger's code."""
+def test_no_text_installs_a_package_of_another_project() -> None:
+    """`pip install packer`, `readers` or `cache` would download and run the code of strangers."""
     wrong = re.compile(r"pip install[^\n`]*['\" ](packer|readers|cache)(\[|['\"\s`]|$)")
     found = [f"{path}: {match[0]}" for path in TEXTS for match in wrong.finditer(path.read_text(encoding="utf-8"))]
     assert not found, f"installs another project's package: {found}"
@@ -87,9 +87,9 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return run_python(*command, cwd=folder, env=environment)
 
 
-def test_the_command_of_a_checkout_that_is_not_installed_asks_no_package_index(tmp_path: Path) -> None:
+def test_the_command_of_an_uninstalled_checkout_needs_no_package_index(tmp_path: Path) -> None:
     script = "from cache.errors import install_command; print(install_command('remote'))"
-    done = run(tmp_path, "-S", "-c", script)  # -S: no site-packages, so nothing is installed
+    done = run(tmp_path, "-S", "-c", script)  # -S: no site-packages, so no package is installed
     assert done.stdout.strip() == f"pip install -e '{ROOT}[remote]'", done.stderr
 
 
@@ -102,7 +102,7 @@ def test_the_command_of_a_checkout_that_is_not_installed_asks_no_package_index(t
         ("readers/__init__.py", ("-c", "import packer"), "readers"),
     ],
 )
-def test_a_shadowed_import_says_what_shadows_it(
+def test_a_shadowed_import_names_the_shadowing_file(
     tmp_path: Path, shadow: str, command: tuple[str, ...], name: str
 ) -> None:
     path = tmp_path / shadow

@@ -1,4 +1,4 @@
-"""Batches in other libraries: DLPack shares their memory, and a batch lives as long as something refers to it."""
+"""Batches in other libraries: DLPack shares their memory, and a batch lives as long as a reference to it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_an_array_outlives_the_loader_and_is_not_overwritten(tree: Path) -> None
     ):
         kept.append(np.from_dlpack(images))
         copies.append(kept[-1].copy())
-        assert kept[-1].ctypes.data == images.data_ptr(), "the memory is shared"
+        assert kept[-1].ctypes.data == images.data_ptr(), "the memory is not shared"
         del images
     assert all(np.array_equal(a, b) and np.array_equal(a, c) for a, b, c in zip(kept, copies, batches, strict=True))
 
@@ -61,7 +61,7 @@ jax_consumer.main()
 
 @NO_JAX
 def test_the_plain_loop_shares_batches_among_devices_and_resumes(source: Path, tmp_path: Path) -> None:
-    """Twelve steps at once, and with a stop in the middle of an epoch and at the end of one; two devices."""
+    """Twelve steps at once, and with a stop in the middle of an epoch and one at its end; two devices."""
     code = f"""
 import sys; sys.path.insert(0, {str(ROOT / "examples")!r})
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`packer doctor` finds the faults of an environment, `packer completion` completes, the help has tasks."""
+"""`packer doctor` finds the faults of an environment, `packer completion` completes, and the help lists tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from packer.tools import doctor
 
 
 def by_subject(document: Any) -> dict[str, list[Any]]:
-    """The checks of a JSON document, by what they are about."""
+    """The checks of a JSON document, by subject."""
     found: dict[str, list[Any]] = {}
     for check in document["checks"]:
         found.setdefault(check["about"], []).append(check)
@@ -34,7 +34,8 @@ def health(directory: Path) -> dict[str, list[Any]]:
 
 @pytest.fixture
 def imports(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What programs say that import an optional package; "gpu": what torch says of GPUs. One package is imported."""
+    """What processes print that import an optional package; "gpu": what torch reports about GPUs. One package is
+    importable."""
     run, said = doctor._run, {"gpu": {"built_for": "13.0", "hip": False, "names": []}}
 
     def answer(code: str) -> Any:
@@ -44,7 +45,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return said
 
 
-def test_an_environment_that_works(imports: dict[str, Any], tmp_path: Path) -> None:
+def test_a_working_environment(imports: dict[str, Any], tmp_path: Path) -> None:
     found = health(tmp_path)
     for about in ("packer", "CPUs", "memory", "open files", "/dev/shm", "staging", str(tmp_path), "[torch]", "GPU"):
         assert about in found and all(check["state"] != "problem" for check in found[about]), found[about]
@@ -52,8 +53,8 @@ def test_an_environment_that_works(imports: dict[str, Any], tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_is_broken_is_a_problem(tmp_path: Path) -> None:
-    """In a process, in which no extra works; as in the command, the current directory is not searched."""
+def test_broken_packages_are_problems(tmp_path: Path) -> None:
+    """In a process without a working extra; as in the command, the current directory is not on the module path."""
     optional = ("torch", "pyarrow", "triton", "matplotlib", "obstore", "nvidia", "mpi4py")
     for module in (*optional, "lightning", "transformers", "accelerate", "distributed", "scipy"):
         (tmp_path / f"{module}.py").write_text("raise ImportError('a double that is broken')\n")
@@ -113,10 +114,10 @@ VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-v
         ({"torchcodec": CODEC, "torchvision": VISION, "engine": ""}, "note", f"the CPU decodes: {CODEC}; {VISION}"),
     ],
 )
-def test_what_decodes_on_a_gpu_is_said_with_the_reasons(
+def test_gpu_decoders_are_listed_with_reasons(
     found: dict[str, str], state: str, words: str, imports: dict[str, Any], tmp_path: Path
 ) -> None:
-    """As the probes of a loader find it."""
+    """As the probes of a loader find them."""
     imports["gpu"] |= {"names": ["NVIDIA H100"], "decoders": found, "triton": "no C compiler"}
     checks = health(tmp_path)
     (gpu,), (jpeg,), (nvcuvid,), (triton,) = (
@@ -128,8 +129,8 @@ def test_what_decodes_on_a_gpu_is_said_with_the_reasons(
     assert triton["state"] == "note" and triton["found"].endswith("no C compiler")
 
 
-def test_what_doctor_asks_of_a_gpu_runs(tmp_path: Path) -> None:
-    """With a double of torch.cuda: the decoders and Triton say why they do not work there."""
+def test_the_gpu_checks_of_doctor_run(tmp_path: Path) -> None:
+    """With a double of torch.cuda: the decoders and Triton report why they do not work."""
     (tmp_path / "sitecustomize.py").write_text(
         "import contextlib, torch\n"
         "torch.cuda.device = contextlib.nullcontext\n"

@@ -1,4 +1,4 @@
-"""README.md, SHA256SUMS and classes.txt: every example runs, every checksum agrees, and nothing foreign is lost."""
+"""README.md, SHA256SUMS and classes.txt: every example runs, every checksum is correct, and no foreign file is lost."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def one(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def packed(one: Path) -> Path:
-    """For `address`."""
+    """The packed set for the fixture `address`."""
     return one
 
 
@@ -104,8 +104,8 @@ def test_the_examples_of_a_readme_run(
 HOSTILE = ["a\nb", "c\\d", "`x`|", "e\u2028f", "<!-- packer end -->", " ", "\x1b]0;x\x07g\u202e"]
 
 
-def test_sums_after_the_fact(tree: Path, tmp_path: Path) -> None:
-    """As packing writes them; not of a set that is damaged, and not over a file of somebody else."""
+def test_checksums_for_an_existing_set(tree: Path, tmp_path: Path) -> None:
+    """The same as packing writes; not for a damaged set, and not over a foreign file."""
     root = tmp_path / "set"
     for checksums in (True, False):
         shards = packer.Shards(samples=20, checksums=checksums)
@@ -127,7 +127,9 @@ def test_sums_after_the_fact(tree: Path, tmp_path: Path) -> None:
     assert not packer.verify(root, sums=True).sums and (root / "SHA256SUMS").read_text().splitlines() == found
 
 
-def test_hostile_names_stay_one_a_line_and_inside_their_quotes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_names_stay_on_one_line_and_inside_their_quotes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = [{"image": make_jpeg(i), "label": i} for i in range(len(HOSTILE))]
     root = tmp_path / "set"
     packer.convert(iter(samples), "tar", root, classes=HOSTILE, shards=packer.Shards(checksums=True))
@@ -156,14 +158,14 @@ def test_without_checksums_there_are_none_and_changes_add_none(one: Path, tmp_pa
         shards = [shard for split in read_dataset_info(place).splits.values() for shard in split.shards]
         assert "".join(shard.sha256 for shard in shards) == "" or place.name == "both"
     packer.append(one, root, run=packer.Run(workers=1))
-    assert not (one / "SHA256SUMS").exists(), "shards whose checksum is unknown"
+    assert not (one / "SHA256SUMS").exists(), "a shard has a checksum"
     with packer.writer(tmp_path / "written", to="hdf5", shards=packer.Shards()) as out:
         out.write("a", image=make_jpeg(1))
     assert {path.name for path in (tmp_path / "written").iterdir()} & {*DOCUMENTS} == {"README.md"}
 
 
 def test_a_change_hashes_no_shard_again(one: Path) -> None:
-    """Here a shard is damaged meanwhile: its old checksum stays, and tells."""
+    """A shard is damaged in between: its old checksum stays and reveals the damage."""
     assert not unlisted(one)
     shard = one / "train-000001.tar"
     data = bytearray(shard.read_bytes())
@@ -193,7 +195,7 @@ def test_a_file_that_changed_is_named(one: Path, name: str, change: Callable[[by
         assert wrong(one) == [] and not unlisted(one)
 
 
-def test_what_people_write_into_a_readme_stays(one: Path, tmp_path: Path) -> None:
+def test_notes_of_users_in_a_readme_stay(one: Path, tmp_path: Path) -> None:
     text = (one / "README.md").read_text()
     (one / "README.md").write_text(f"# Photos of Ada\n\n{text}\nLicence: CC0\n")
     packer.relabel(one, names={"cat": "tiger"})
@@ -211,7 +213,7 @@ def test_what_people_write_into_a_readme_stays(one: Path, tmp_path: Path) -> Non
     assert (one / "README.md").read_text() == "mine alone" and not unlisted(one)
 
 
-def test_files_of_others_beside_adopted_shards_are_left_alone(tmp_path: Path) -> None:
+def test_foreign_files_beside_adopted_shards_are_left_unchanged(tmp_path: Path) -> None:
     packed = pack_tree(tmp_path / "packed", "tar", {"train": {"cat": 2}})
     root = tmp_path / "theirs"
     root.mkdir()
@@ -227,7 +229,7 @@ def test_files_of_others_beside_adopted_shards_are_left_alone(tmp_path: Path) ->
 
 
 def test_overwriting_and_starting_over_leave_no_old_document(tmp_path: Path) -> None:
-    """Killed anywhere, then replaced by another command: the documents are those of the set that is there."""
+    """Killed at any step, then replaced by another command: the documents belong to the set that exists."""
     first = tree_of(tmp_path / "first", {"a/1.jpg": make_jpeg(1), "b/2.jpg": make_jpeg(2)})
     second = tree_of(tmp_path / "second", {"c/1.jpg": make_jpeg(3)})
     out = tmp_path / "out"
@@ -254,7 +256,7 @@ def test_an_upload_has_the_documents_and_a_copy_from_there_is_checked(
     assert packer.verify(address).ok
     with readers.stage(address, target=tmp_path / "node", any_filesystem=True) as staged:
         names = {path.name for path in staged.iterdir()}
-        assert not names & {*DOCUMENTS}, "readers need none of them"
+        assert not names & {*DOCUMENTS}, "readers need a document"
         (staged / "SHA256SUMS").write_bytes((one / "SHA256SUMS").read_bytes())
         (staged / "classes.txt").write_bytes((one / "classes.txt").read_bytes())
         assert sha256sum(staged).returncode == 0
@@ -289,7 +291,7 @@ def test_datasets_reads_our_tars_and_extracted_trees(one: Path, tmp_path: Path) 
     assert sorted(tree["train"]["label"]) == [0, 0, 0, 1, 1, 1] and len(tree["validation"]) == 2
 
 
-def test_dataset_json_of_an_earlier_version_gets_them_by_verify(one: Path) -> None:
+def test_verify_writes_the_documents_of_a_set_of_an_earlier_version(one: Path) -> None:
     info = json.loads((one / "dataset.json").read_text())
     del info["documents"]
     for split in info["splits"].values():
@@ -299,7 +301,7 @@ def test_dataset_json_of_an_earlier_version_gets_them_by_verify(one: Path) -> No
     for name in DOCUMENTS:
         (one / name).unlink()
     packer.prune(one)
-    assert not (one / "README.md").exists(), "a set that was not changed"
+    assert not (one / "README.md").exists(), "the set was changed"
     packer.index([one], workers=1)
     assert packer.verify(one, sums=True).sums
     assert not unlisted(one) and wrong(one) == []

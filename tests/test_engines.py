@@ -1,6 +1,7 @@
-"""The suite of engines: MPI, a Dask cluster, Ray, and an executor of the standard library, which may be any.
+"""The suite of engines: MPI, a Dask cluster, Ray, and an executor of the standard library as an example of any
+executor.
 
-Their workers may die: no sample is lost or repeated, and the bytes are the same.
+Workers may die: no sample is lost or repeated, and the bytes are the same.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ with packer.open_engine("mpi") as engine:
         run = packer.Run(engine=engine)
         packer.convert(Slow(sys.argv[1]), "tar", sys.argv[2], shards=packer.Shards(samples=2), run=run)
 """
-SHARDS = 23  # of two samples each
+SHARDS = 23  # two samples each
 needs_mpi = pytest.mark.skipif(not HAS_MPI or MPIEXEC is None, reason="mpi4py or mpiexec is not installed")
 
 
@@ -73,7 +74,7 @@ def on_three_ranks(script: str, *arguments: object) -> list[str]:
 
 
 class TestThreads(EngineSuite):
-    """An executor of two threads, as from another package."""
+    """An executor of two threads, standing for one from another package."""
 
     @pytest.fixture
     def run(self) -> Iterator[Run]:
@@ -83,7 +84,8 @@ class TestThreads(EngineSuite):
 
 @pytest.fixture(scope="module")
 def failed_on_ranks(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the checks that failed say, of three ranks of MPI, two of which work; one job, as starting it takes long."""
+    """The messages of the failed checks on three MPI ranks, two of which work. One job runs all checks, as starting it
+    is slow."""
     script = (
         "import sys, pathlib; from packer.testing import engines; "
         "engines.check_on_rank_0('mpi', *map(pathlib.Path, sys.argv[1:]))"
@@ -106,7 +108,7 @@ class TestMpi(EngineSuite):
 
 @pytest.fixture(scope="module")
 def dask() -> Iterator[tuple[str, Executor]]:
-    """The address of a Dask cluster of two processes, and it as an engine."""
+    """The address of a Dask cluster of two processes, and the cluster as an engine."""
     if not HAS_DASK:
         pytest.skip("distributed is not installed")
     from distributed import LocalCluster
@@ -133,7 +135,7 @@ class TestDask(EngineSuite):
         assert marker.exists()
 
     def test_from_the_command_line(self, dask: tuple[str, Executor], tree: Path, tmp_path: Path) -> None:
-        """In a folder that the workers were not started in, with relative paths."""
+        """In a folder other than that of the workers, with relative paths."""
         (tmp_path / "images").symlink_to(tree)
         command = ["images", "--to", "tar", "-o", "out", "--samples-per-shard", 4]
         done = run_packer("convert", *command, "--engine", "dask", "--scheduler", dask[0], cwd=tmp_path, env=ENVIRON)
@@ -142,7 +144,7 @@ class TestDask(EngineSuite):
         assert data_of(files_of(tmp_path / "out")) == data_of(files_of(tmp_path / "local"))
 
     def test_ctrl_c_stops_the_workers(self, dask: tuple[str, Executor], tree: Path, tmp_path: Path) -> None:
-        """And the same conversion continues."""
+        """The same conversion continues afterwards."""
         out = tmp_path / "out"
         command = [sys.executable, "-c", ON_DASK, dask[0], str(tree), str(out)]
         process = subprocess.Popen(command, env=ENVIRON, stderr=subprocess.PIPE, text=True)
@@ -150,16 +152,16 @@ class TestDask(EngineSuite):
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=300)[1].rstrip().endswith("KeyboardInterrupt")
         assert not list(out.glob(".packing/.run-*")) and parts(out) < 12
-        assert run_shards(double, [4], 1, Workers(engine=dask[1]), Silent(), (0, 0)) == [8]  # they are free
+        assert run_shards(double, [4], 1, Workers(engine=dask[1]), Silent(), (0, 0)) == [8]  # the workers are free
         wait_for(lambda: not list(out.glob(".packing/*.tar.*.tmp")), "the other worker, which stops at its next sample")
-        assert parts(out) < 12, "a worker continues"
+        assert parts(out) < 12, "a worker is still busy"
         assert converted(dask[1], tree, out).shards_resumed >= 2
         assert packer.verify(out, against=tree, workers=1).ok
 
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Executor]:
-    """A Ray cluster of this machine."""
+    """A Ray cluster on this machine."""
     if not HAS_RAY:
         pytest.skip("ray is not installed")
     import ray
@@ -190,7 +192,7 @@ def test_an_engine_that_loses_a_task(tree: Path, tmp_path: Path) -> None:
 
 
 class _Empty(ThreadPoolExecutor):
-    """Has no worker until the user has been told."""
+    """Has no worker until the message about that was printed."""
 
     slots = 0
 
@@ -212,7 +214,7 @@ def test_workers_of_another_version_are_refused(tree: Path, tmp_path: Path, monk
         converted(engine, tree, tmp_path / "out")
 
 
-def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
+def test_invalid_engines(tree: Path, tmp_path: Path) -> None:
     wrong = {"slurm": "no engine 'slurm'; choose one of mpi, dask, ray", "dask": "needs a scheduler"}
     for name, message in wrong.items():
         refused = pytest.raises((ValueError, MissingExtraError), match=rf"{message}|pip install")
@@ -228,7 +230,7 @@ def test_what_is_no_engine(tree: Path, tmp_path: Path) -> None:
 
 
 def below(pid: int) -> list[int]:
-    """The processes below a process."""
+    """The descendants of a process."""
     try:
         children = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -239,7 +241,7 @@ def below(pid: int) -> list[int]:
 @needs_mpi
 @pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.faults)])
 def test_ranks_of_mpi_killed_at_random(tree: Path, tmp_path: Path, kills: int) -> None:
-    """A rank that dies ends the job; the same conversion continues, here without MPI."""
+    """A rank that dies ends the job; the same conversion continues, this time without MPI."""
     out, draw = tmp_path / "out", random.Random(5)
     expected = data_of(files_of(convert(tree, tmp_path / "whole", samples=2).output))
     for _ in range(kills):

@@ -1,4 +1,4 @@
-"""Samples that are erased are in no file of the set any more, and all others are as they were."""
+"""Erased samples are in no file of the set any more, and all other samples are unchanged."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ def pack(root: Path, to: str = "tar", **options: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tests may not write to it."""
+    """A packed set; tests may not write to it."""
     return pack(tmp_path_factory.mktemp("erase") / "set")
 
 
 @pytest.fixture
 def one(base: Path, tmp_path: Path) -> Path:
-    """A set that may be changed."""
+    """A set that tests may change."""
     return Path(shutil.copytree(base, tmp_path / "set"))
 
 
 def files_with(root: Path, *needles: bytes) -> list[str]:
-    """The files below a directory that hold one of these texts, in their bytes or their names."""
+    """The files below a directory that contain one of these byte strings, in their content or their names."""
     found = []
     for path in root.rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
@@ -58,7 +58,7 @@ def files_with(root: Path, *needles: bytes) -> list[str]:
 
 
 def without(held: dict[str, Held], *keys: str) -> tuple[dict[str, Held], list[bytes]]:
-    """The remaining samples, and the payloads that are gone."""
+    """The remaining samples, and the erased payloads."""
     gone = [key for key in held if key.partition("/")[2] in keys]
     payloads = [data for key in gone for data in held[key].fields.values()]
     return {key: value for key, value in held.items() if key not in gone}, payloads
@@ -69,7 +69,7 @@ def times(root: Path) -> dict[Path, int]:
 
 
 @pytest.mark.parametrize("to", [*FORMATS, "raw"])
-def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_path: Path) -> None:
+def test_no_file_holds_erased_samples_and_the_others_are_unchanged(to: str, tmp_path: Path) -> None:
     raw = {"ops": [Resize(8), CenterCrop(8)], "reencode": packer.Reencode("raw")} if to == "raw" else {}
     root = pack(tmp_path / "set", "hdf5" if raw else to, **raw)
     before, files, order = content(root), shards(root), packer.table(root).keys("train")
@@ -78,7 +78,7 @@ def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_pa
     assert len(payloads) == 2 and files_with(root, *needles)
     untouched = times(root)
     planned = packer.erase(root, keys=GONE, dry_run=True)
-    assert times(root) == untouched, "a dry run wrote something"
+    assert times(root) == untouched, "the dry run wrote to the set"
     result = packer.erase(root, keys=GONE, workers=1)
     for name in ("splits", "samples", "samples_before", "rewritten", "removed", "removed_bytes"):
         assert getattr(planned, name) == getattr(result, name), name
@@ -96,7 +96,7 @@ def test_no_file_holds_what_was_erased_and_the_rest_is_as_it_was(to: str, tmp_pa
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path) -> None:
+def test_leftovers_of_earlier_changes_are_erased_too(to: str, tmp_path: Path) -> None:
     """Old states, shards that two splits share, fields in separate shards, samples that were dropped before."""
     root = pack(tmp_path / "set", to)
     masks_for(tmp_path / "masks", ["cat/cat0t1", "cat/cat0t2", "dog/dog0t3", "dog/dog0v0"])
@@ -123,7 +123,8 @@ def test_what_earlier_changes_left_behind_is_erased_too(to: str, tmp_path: Path)
 
 
 def test_all_of_a_split_and_all_of_a_class(one: Path, tmp_path: Path) -> None:
-    """A class without samples keeps its name, which may be a person's, and that is said; other numbers stay."""
+    """A class without samples keeps its name, which may be that of a person, and this is reported; label numbers
+    stay."""
     keys = packer.table(one).keys("val")
     expected, payloads = without(content(one), *keys)
     result = packer.erase(one, keys=keys, split="val", workers=1)
@@ -138,7 +139,7 @@ def test_all_of_a_split_and_all_of_a_class(one: Path, tmp_path: Path) -> None:
 
 
 def test_one_person_of_a_table(tmp_path: Path) -> None:
-    """The columns say whose the images are, and no name stays: not in the fields, not in the history."""
+    """The columns say whose the images are; no name stays, neither in the fields nor in the history."""
     tree_of(tmp_path / "scans", {f"{i}.jpg": make_jpeg(i) for i in range(6)})
     with open(tmp_path / "scans" / "scans.csv", "w", newline="") as file:
         csv.writer(file).writerows([["path", "patient"], *([f"{i}.jpg", f"person-{i // 2}"] for i in range(6))])
@@ -155,7 +156,7 @@ def test_one_person_of_a_table(tmp_path: Path) -> None:
     assert "person" not in text and (last["operation"], last["arguments"]) == ("erase", {"where": "patient == '…'"})
 
 
-def test_samples_are_not_appended_by_an_expression_that_has_lost_its_values(tmp_path: Path) -> None:
+def test_append_refuses_an_expression_whose_values_were_erased(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "images", {f"train/cat/{i}.jpg": make_jpeg(i) for i in range(3)})
     root = convert(source, tmp_path / "set", where='width > 1 and key != "train/cat/9"').output
     packer.erase(root, keys=["cat/0"], workers=1)
@@ -191,7 +192,7 @@ def test_copies_that_are_out_of_reach_are_named(one: Path, tmp_path: Path, monke
     assert result.unknown == ("notes.txt",)
     assert ended.returncode == 0 and "which this command does not reach:" in ended.stdout
     assert f"packer stage clean {one}" in ended.stdout and "not checked: notes.txt" in ended.stdout
-    # A shard that is a link is left where it leads.
+    # A shard that is a link: its target is left in place and reported.
     shutil.move(one / last, tmp_path / "elsewhere.tar")
     os.symlink(tmp_path / "elsewhere.tar", one / last)
     expected, _ = without(content(one), "dog/dog0t5")
@@ -201,7 +202,7 @@ def test_copies_that_are_out_of_reach_are_named(one: Path, tmp_path: Path, monke
     assert str(tmp_path / "elsewhere.tar") in [copy.where for copy in result.copies]
 
 
-def test_what_cannot_be_erased(one: Path) -> None:
+def test_erasures_that_are_refused(one: Path) -> None:
     before = times(one)
     cases: list[tuple[dict[str, Any], Any, str]] = [
         ({"keys": ["no/such"]}, readers.UnknownNameError, r"no sample has 1 key of those given: 'no/such'"),
@@ -221,7 +222,7 @@ def test_what_cannot_be_erased(one: Path) -> None:
         assert {path: at for path, at in times(one).items() if path.is_file()}.items() <= before.items()
 
 
-def test_shards_of_others_are_neither_written_nor_removed(one: Path, tmp_path: Path) -> None:
+def test_foreign_shards_are_neither_written_nor_removed(one: Path, tmp_path: Path) -> None:
     for name in ("dataset.json", "SHA256SUMS", "README.md", "classes.txt"):
         (one / name).unlink()
     for path in one.glob("*.index"):
@@ -270,9 +271,10 @@ def test_a_full_disk_is_one_clear_error_and_nothing_is_erased(
 
 
 def killed_at(steps: Iterable[int], base: Path, folder: Path) -> tuple[int, int]:
-    """Erase, kill it at each of these steps, and erase again; how often it was killed, and how often after the commit.
+    """Erase, kill the erasure at each of these steps, and erase again; returns the number of kills, and how many were
+    after the commit.
 
-    Every time it is the old set or the new one, and in the end no file has what was erased.
+    After each kill the set is the old one or the new one, and in the end no file has an erased sample.
     """
     old, kills, completed = content(base), 0, 0
     expected, payloads = without(old, *GONE)
@@ -285,7 +287,7 @@ def killed_at(steps: Iterable[int], base: Path, folder: Path) -> tuple[int, int]
             result = packer.erase(root, keys=GONE, workers=1)
             assert result.samples == (2 if found == old else 0), step
             completed += found != old
-        except readers.UnknownNameError:  # nothing was left to do, but perhaps for the list of files
+        except readers.UnknownNameError:  # no sample was left to erase, perhaps only the list of files
             assert found == expected and not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
         check(root, expected)
         assert not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
@@ -297,7 +299,7 @@ def killed_at(steps: Iterable[int], base: Path, folder: Path) -> tuple[int, int]
 
 
 def test_a_killed_erasure_is_completed_by_the_same_command(base: Path, tmp_path: Path) -> None:
-    """A few steps of it; the test below tries every one."""
+    """A few steps of an erasure; the test below tries every step."""
     assert killed_at(range(3, 80, 15), base, tmp_path)[0] > 2
 
 

@@ -1,4 +1,4 @@
-"""Index files for the native readers of DALI, rocAL, tfrecord and wids; those that are installed read by them."""
+"""Index files for the native readers of DALI, rocAL, tfrecord and wids; the installed ones read samples with them."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def originals(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
 
 @pytest.fixture
 def packed(originals: dict[str, Path], tmp_path: Path) -> Callable[[str], Path]:
-    """A set that may be changed."""
+    """A set that tests may change."""
     return lambda to: Path(shutil.copytree(originals[to], tmp_path / to, dirs_exist_ok=True))
 
 
 def stored(root: Path, split: str = "train") -> Content:
-    """(bytes, label) as stored, in the order of the set."""
+    """The (bytes, label) of each sample as stored, in the order of the set."""
     with readers.open(root, split) as reader:
         return [(bytes(reader.read(i)), int(reader.labels[i]) + 2) for i in range(len(reader))]
 
 
 def run_dali(node: Callable[[Any], Any], count: int) -> list[list[np.ndarray[Any, Any]]]:
-    """The samples that a reader of DALI's gives, in its order: a list of its outputs each."""
+    """The samples from a DALI reader, in its order: a list for each of its outputs."""
     pipe = dali().Pipeline(batch_size=count, num_threads=1, device_id=None)
     with pipe:
         pipe.set_outputs(*node(dali().fn.readers))
@@ -60,10 +60,10 @@ def dali() -> Any:
     return nvidia.dali
 
 
-# --- what is written ----------------------------------------------------------------------------------------------
+# --- index files --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("target", "version"), [("dali", "v1.2"), ("rocal", "v1.0")])
-def test_a_tar_index_says_what_tarfile_finds(packed: Callable[[str], Path], target: Any, version: str) -> None:
-    """Both versions have names; each library reads another version."""
+def test_a_tar_index_agrees_with_tarfile(packed: Callable[[str], Path], target: Any, version: str) -> None:
+    """Both versions have names; each library reads a different version."""
     root = packed("tar")
     result = packer.export_index(root, target)
     assert [file.name for file in result.files] == [*(f"train-{i:06d}.idx" for i in range(3)), "val-000000.idx"]
@@ -80,7 +80,7 @@ def test_a_tar_index_says_what_tarfile_finds(packed: Callable[[str], Path], targ
         assert all(len({name.partition(".")[0] for name in line.split(" ")[3::4]}) == 1 for line in lines)
 
 
-def test_a_tfrecord_index_is_that_of_the_tfrecord_package(packed: Callable[[str], Path], tmp_path: Path) -> None:
+def test_a_tfrecord_index_equals_that_of_the_tfrecord_package(packed: Callable[[str], Path], tmp_path: Path) -> None:
     tool = pytest.importorskip("tfrecord.tools.tfrecord2idx")
     result = packer.export_index(packed("tfrecord"), "tfrecord", split="val")
     (file,) = result.files
@@ -136,7 +136,7 @@ def test_the_tfrecord_package_reads_by_our_index(packed: Callable[[str], Path]) 
     for file in packer.export_index(root, "tfrecord", split="train").files:
         description = {"image/encoded": "byte", "image/class/label": "int"}
         shard = str(file.with_suffix(".tfrecord"))
-        for part in range(2):  # the index is what lets two workers share a file
+        for part in range(2):  # the index lets two workers share a file
             records = loader.tfrecord_loader(shard, str(file), description, shard=(part, 2))
             found += [(bytes(r["image/encoded"]), int(r["image/class/label"][0])) for r in records]
     assert found == stored(root)
@@ -154,7 +154,7 @@ def test_wids_reads_by_our_index(
     assert found == stored(root)
 
 
-# --- what cannot be -----------------------------------------------------------------------------------------------
+# --- refused sets -------------------------------------------------------------------------------------------------
 def test_formats_that_a_library_cannot_read(originals: dict[str, Path]) -> None:
     cases: list[tuple[str, Any, str]] = [
         ("hdf5", "dali", "dali has no reader for hdf5 shards with an index file; feed the set through"),
@@ -170,18 +170,18 @@ def test_formats_that_a_library_cannot_read(originals: dict[str, Path]) -> None:
 
 
 def test_a_name_with_a_blank_is_refused(tmp_path: Path, jpeg: Any) -> None:
-    """Ours never have one; tars of others may."""
+    """Packer never writes such names; foreign tars may have them."""
     members = [("a.cls", b"0"), ("a.jpg", jpeg(1)), ("b c.cls", b"1"), ("b c.jpg", jpeg(2))]
     write(tmp_path / "train-0.tar", tar_of(*members))
     packer.index([tmp_path / "train-0.tar"])
     before = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(FormatError, match=r"train-0.tar: member 'b c.cls' has a blank in its name"):
         packer.export_index(tmp_path, "dali")
-    assert sorted(path.name for path in tmp_path.iterdir()) == before, "a half-written index is left"
+    assert sorted(path.name for path in tmp_path.iterdir()) == before, "a partial index file is left"
 
 
 def test_names_of_adopted_shards(tmp_path: Path, jpeg: Any) -> None:
-    """Shards may differ only in what follows the last dot."""
+    """Shards may differ only after the last dot of their names."""
     for number in range(2):
         spec, image = ShardSpec("train", {"image": "image"}, ("x",)), jpeg(number)
         writer = format_named("tfrecord").open_writer(tmp_path / f"train.tfrecord-0000{number}-of-00002", spec)

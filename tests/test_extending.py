@@ -1,8 +1,8 @@
-"""Additions by others: the diffs of docs/extending.md, or a separate distribution with entry points.
+"""Extensions by third parties: the diffs of docs/extending.md, or a separate distribution with entry points.
 
-Each diff has an implementation in one new file (a launcher needs none), a few lines in one registry, and tests, which
-subclass the suites of packer.testing. All are applied together to a copy of the packages; then their tests run there,
-and commands use them. The same files, with an entry point each, are another distribution.
+Each diff has an implementation in one new file (a launcher needs none), a few lines in one registry, and tests that
+subclass the suites of packer.testing. All diffs are applied together to a copy of the packages, in which their tests
+run and commands use them. The same files, with an entry point each, form a separate distribution.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ assert len(readers.open("adopted", verify=True).read_many(range(8))) == 8
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Where commands run, with some images."""
+    """A folder with some images, in which commands run."""
     tree_of(tmp_path / "work/images", IMAGES)
     return tmp_path / "work"
 
@@ -71,7 +71,7 @@ def check_extracted(folder: Path) -> None:
 # --- diffs --------------------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the packages and tests with all diffs."""
+    """A copy of the packages and tests with all diffs applied."""
     if shutil.which("git") is None:
         pytest.skip("git, which applies the diffs, is not installed")
     copy = tmp_path_factory.mktemp("checkout")
@@ -81,7 +81,7 @@ def patched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     environ = {**os.environ, "GIT_CEILING_DIRECTORIES": str(copy.parent)}  # the copy is in no repository
     for diff in DIFFS:
         applied = subprocess.run(["git", "apply", str(diff)], cwd=copy, env=environ, capture_output=True, timeout=300)
-        assert applied.returncode == 0, f"{diff.name} does not apply; write it again for the code as it is\n{applied}"
+        assert applied.returncode == 0, f"{diff.name} does not apply; rewrite it for the current code\n{applied}"
     return copy
 
 
@@ -115,7 +115,7 @@ def test_a_diff_is_one_file_and_lines_of_one_registry(diff: Path) -> None:
 
 
 @pytest.mark.parametrize("slow", [False, pytest.param(True, marks=pytest.mark.faults)], ids=["quick", "slow"])
-def test_what_they_add_passes_the_suites(patched: Path, slow: bool) -> None:
+def test_additions_pass_the_suites(patched: Path, slow: bool) -> None:
     chosen = "Hosts or worker or host or osteriz or every_op or launchers or test_format_msgpack or sqlar"
     files = ["format_msgpack", "sources_sqlar", "engine_hosts", "ops", "ranks", *(["dali_ops"] if slow else [])]
     said = in_copy(
@@ -126,7 +126,7 @@ def test_what_they_add_passes_the_suites(patched: Path, slow: bool) -> None:
     assert "failed" not in said and ran > (8 if slow else 60), said
 
 
-def test_commands_use_what_they_add(patched: Path, folder: Path) -> None:
+def test_commands_use_the_additions(patched: Path, folder: Path) -> None:
     condor = {"_CONDOR_SLOT": "1", "_CONDOR_PROCNO": "1", "_CONDOR_NPROCS": "2", "OMP_NUM_THREADS": "1"}
     script = COMMANDS + (
         "import readers.augment\nfrom cache.node import detect_ranks, usable_cpus\n"
@@ -255,8 +255,8 @@ def python(site: Path, *arguments: object, cwd: Path | None = None) -> subproces
     return run_python(*arguments, cwd=cwd, env={"PYTHONPATH": f"{site}:{ROOT}", "PATH": "/usr/bin:/bin"})
 
 
-def test_a_distribution_adds_the_same_and_is_missed_by_name(folder: Path, installed: Path, tmp_path: Path) -> None:
-    """Formats, sources, engines, forms, stores and commands. Where it is not installed, its sets can be read."""
+def test_a_distribution_adds_the_same_and_its_absence_is_named(folder: Path, installed: Path, tmp_path: Path) -> None:
+    """Formats, sources, engines, forms, stores and commands. Without the distribution, its sets can still be read."""
     done = python(installed, "-c", COMMANDS + USED, "pool", cwd=folder)
     assert done.returncode == 0, done.stderr
     check_extracted(folder)
@@ -274,14 +274,15 @@ def test_a_distribution_adds_the_same_and_is_missed_by_name(folder: Path, instal
     assert done.returncode == 2 and "is not an address of the kinds s3://" in done.stderr, done.stderr
 
 
-def test_what_it_adds_is_in_the_help(installed: Path) -> None:
+def test_its_additions_are_in_the_help(installed: Path) -> None:
     assert re.search("Of other packages:\n +tidy +Put things away", python(installed, "-m", "packer", "--help").stdout)
     shown = python(installed, "-m", "packer", "convert", "--help").stdout
     assert "hdf5|tfrecord|tar|msgpack" in shown.replace("\n", "")
 
 
-def test_what_is_broken_is_one_warning(tmp_path: Path) -> None:
-    """It names the distribution, the entry point and the error; the rest works. A built-in name is not replaced."""
+def test_a_broken_entry_point_is_one_warning(tmp_path: Path) -> None:
+    """The warning names the distribution, the entry point and the error; everything else works. A built-in name is not
+    replaced."""
     files = {"thirdparty.py": "raise RuntimeError('not today')"}
     files["thirdparty-1.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: thirdparty\nVersion: 1.0\n"
     files["thirdparty-1.0.dist-info/entry_points.txt"] = POINTS + "convert = thirdparty:tidy\n"

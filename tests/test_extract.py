@@ -35,7 +35,7 @@ def test_the_tree_comes_back(tree: Path, tmp_path: Path, to: str) -> None:
     result = packer.extract(packed, tmp_path / "back")
     assert files_of(tmp_path / "back") == files_of(tree)
     assert (result.files, result.kept, result.labels_file) == (45, 0, False)
-    assert packer.extract(packed, tmp_path / "back").kept == 45  # again: nothing to do
+    assert packer.extract(packed, tmp_path / "back").kept == 45  # the second run has nothing to do
 
 
 def test_keys_and_split(tree: Path, packed: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path
 
 
 def test_only_files_are_overwritten(tree: Path, packed: Path, tmp_path: Path, hanging: Hanging) -> None:
-    """A link, FIFO or folder under the name of a file, or of labels.csv; --overwrite or not."""
+    """A link, FIFO or folder in place of a file or of labels.csv, with and without --overwrite."""
     theirs = tmp_path / "thesis.tex"
     theirs.write_bytes(b"precious")
     for name, source in (("train/cat/cat_000.JPEG", packed), ("labels.csv", labelled(tree, tmp_path))):
@@ -101,7 +101,7 @@ def test_only_files_are_overwritten(tree: Path, packed: Path, tmp_path: Path, ha
     assert theirs.read_bytes() == b"precious"
 
 
-def test_no_file_of_the_user_is_taken_for_a_temporary_one(tree: Path, packed: Path, tmp_path: Path) -> None:
+def test_no_user_file_is_mistaken_for_a_temporary_one(tree: Path, packed: Path, tmp_path: Path) -> None:
     mine = tree_of(tmp_path / "back", {"train/cat/.cat_000.JPEG.part": b"mine"}) / "train/cat/.cat_000.JPEG.part"
     packer.extract(packed, tmp_path / "back")
     assert mine.read_bytes() == b"mine"
@@ -110,7 +110,7 @@ def test_no_file_of_the_user_is_taken_for_a_temporary_one(tree: Path, packed: Pa
 
 
 def labelled(tree: Path, tmp_path: Path) -> Path:
-    """A set of two splits whose folders do not show the labels; one image is in both."""
+    """A set of two splits whose folders do not show the labels; both contain one image."""
     rows = [f"{tree}/{split}/{name}/{name}_00{n}.JPEG,{name},{split}" for split in ("train", "val")
             for name in ("cat", "dog") for n in range(3)]  # fmt: skip
     rows.append(f"{tree}/train/cat/cat_001.JPEG,cat,val")
@@ -124,14 +124,14 @@ def rows_of(folder: Path) -> list[list[str]]:
         return sorted(csv.reader(file))
 
 
-def test_an_image_in_two_splits_comes_back_once_with_both_its_labels(tree: Path, tmp_path: Path) -> None:
+def test_an_image_in_two_splits_comes_back_once_with_both_labels(tree: Path, tmp_path: Path) -> None:
     packed = labelled(tree, tmp_path)
     result = packer.extract(packed, tmp_path / "back")
     assert (result.files, result.kept, result.labels_file) == (12, 1, True)
     both = [row for row in rows_of(tmp_path / "back") if row[0] == "train/cat/cat_001.JPEG"]
     assert both == [["train/cat/cat_001.JPEG", "0", "cat", "train"], ["train/cat/cat_001.JPEG", "0", "cat", "val"]]
     assert convert(tmp_path / "back/labels.csv", tmp_path / "again").splits == {"train": 6, "val": 7}
-    # Splits that are extracted one by one, or at once, end with all labels.
+    # Extracting splits one by one or at once ends with all labels.
     for split in ("val", "train", "val"):
         packer.extract(packed, tmp_path / "parts", split=split)
     assert rows_of(tmp_path / "parts") == rows_of(tmp_path / "back") and len(rows_of(tmp_path / "parts")) == 14
@@ -154,7 +154,7 @@ def test_a_foreign_table_of_labels_is_kept(tree: Path, tmp_path: Path) -> None:
         packer.extract(packed, tmp_path / "back")
 
 
-def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, packed: Path, tmp_path: Path) -> None:
+def test_files_of_a_killed_extraction_are_removed_by_the_next(tree: Path, packed: Path, tmp_path: Path) -> None:
     def killed() -> None:
         os.rename = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment]
         packer.extract(packed, tmp_path / "back", workers=1)
@@ -165,8 +165,8 @@ def test_what_a_killed_extraction_leaves_is_removed_by_the_next(tree: Path, pack
     assert files_of(tmp_path / "back") == files_of(tree) and not (tmp_path / "back/.extracting").exists()
 
 
-def test_a_spreadsheet_finds_no_formula_in_labels_csv_and_the_names_come_back(tmp_path: Path) -> None:
-    """An apostrophe goes before =, +, - and @ where a cell begins, and packer takes it away again."""
+def test_labels_csv_has_no_formulas_and_the_names_come_back(tmp_path: Path) -> None:
+    """Cells that begin with =, +, - or @ get an apostrophe, which packer removes when it reads the table."""
     names = ["=cmd|' /C calc'!A0", "+1", "-2", "@sum", "'=quoted", "'plain", "\ttab"]
     rows = [LabelRow(f"={i}.jpg", str(i), name, "train") for i, name in enumerate(names)]
     text = label_table(rows)
@@ -180,12 +180,12 @@ def test_a_spreadsheet_finds_no_formula_in_labels_csv_and_the_names_come_back(tm
     assert found == {f"={i}": name.strip() for i, name in enumerate(names)}
     packer.extract(tmp_path / "set", tmp_path / "back", workers=1)
     before = (tmp_path / "back" / "labels.csv").read_bytes()
-    packer.extract(tmp_path / "set", tmp_path / "back", workers=1)  # reads the table, and finds its own rows
+    packer.extract(tmp_path / "set", tmp_path / "back", workers=1)  # reads the table, and recognises its rows
     assert (tmp_path / "back" / "labels.csv").read_bytes() == before and b"\n=" not in before
 
 
 def test_labels_that_folders_do_not_show(tmp_path: Path) -> None:
-    """WebDataset shards have labels but no class folders: labels.csv keeps them, and packs again."""
+    """WebDataset shards have labels but no class folders: labels.csv keeps the labels, and a conversion reads it."""
     samples = [(f"{i:04d}", make_jpeg(i), b"%d" % (i % 2), b'{"id": %d}' % i) for i in range(4)]
     members = [
         (f"{key}.{end}", one) for key, *data in samples for end, one in zip(("jpg", "cls", "json"), data, strict=True)

@@ -1,4 +1,4 @@
-"""Everything that feeds training keeps the contract of `suites.feeds`: our loader, torch's, DALI and rocAL."""
+"""Every feed of training keeps the contract of `suites.feeds`: our loader, torch's, DALI and rocAL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPS = [Resize((SIDE, SIDE))]
 
 
 class OurOwn:
-    """A loader as it is; only its batches are looked at."""
+    """A loader without a wrapper; only its batches are converted."""
 
     def __init__(self, loader: Any, scale: float = 1.0, shift: float = 0.0) -> None:
         self.loader, self.scale, self.shift = loader, scale, shift
@@ -41,7 +41,7 @@ class OurOwn:
 
 
 class OfTorch(OurOwn):
-    """A DataLoader over a sampler or a stream, with a count of what training has seen."""
+    """A DataLoader over a sampler or a stream, with a count of the batches that training has received."""
 
     def __init__(self, loader: Any, place: Any, batches: Any) -> None:
         super().__init__(loader)

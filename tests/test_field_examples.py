@@ -1,4 +1,4 @@
-"""The examples of training with fields learn something from a few drawn images."""
+"""The example programs that train with fields learn from a few drawn images."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def test_an_example_learns(
     monkeypatch.setattr(sys, "argv", [str(script), str(place), *ARGUMENTS[name], "--epochs", str(EPOCHS)])
     torch.manual_seed(1)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small are quicker so, and the cores are other tests'
+    torch.set_num_threads(1)  # faster for models this small, and it leaves the cores to other tests
     runpy.run_path(str(script), run_name="__main__")
     torch.set_num_threads(threads)
-    assert len(script.read_text(encoding="utf-8").splitlines()) < 60, "an example is short"
+    assert len(script.read_text(encoding="utf-8").splitlines()) < 60, "the example is too long"
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", capsys.readouterr().out)]
     assert len(losses) == EPOCHS and losses[-1] < losses[0]

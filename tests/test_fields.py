@@ -1,4 +1,4 @@
-"""Kinds of fields: their bytes are numpy's, Pillow's and JSON's; hostile ones are refused; sets carry them."""
+"""Kinds of fields: bytes equal those of numpy, Pillow and JSON; hostile fields are refused; sets carry fields."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_every_kind_of_a_set_can_be_decoded() -> None:
 
 # --- arrays -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{list(array.shape)}")
-def test_arrays_are_those_of_numpy_both_ways(array: Any) -> None:
+def test_arrays_equal_those_of_numpy_both_ways(array: Any) -> None:
     for found in (parse_npy(saved(array)), np.load(io.BytesIO(bytes(encode_field("array", array))))):
         np.testing.assert_array_equal(found, array)
         assert found.dtype.newbyteorder("=") == array.dtype.newbyteorder("=") and found.shape == array.shape
@@ -104,7 +104,7 @@ def test_an_array_cut_anywhere_is_a_bad_sample() -> None:
             parse_npy(GOOD[:stop])
 
 
-def test_any_changed_byte_of_a_header_gives_an_array_or_a_bad_sample() -> None:
+def test_a_header_with_any_changed_byte_gives_an_array_or_a_bad_sample() -> None:
     for at in range(len(GOOD) - 16):
         for value in (0, 0x27, 0x28, 0x39, 0xFF, GOOD[at] ^ 1):
             data = GOOD[:at] + bytes((value,)) + GOOD[at + 1 :]
@@ -112,7 +112,7 @@ def test_any_changed_byte_of_a_header_gives_an_array_or_a_bad_sample() -> None:
                 found = parse_npy(data)
             except BadSampleError:
                 continue
-            assert found.nbytes == 16, "no memory but that of the values"
+            assert found.nbytes == 16, "more memory than the values need"
 
 
 def test_booleans_are_0_and_1_whatever_the_bytes_are() -> None:
@@ -161,7 +161,7 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("kind", "value", "expected"), VALUES)
-def test_values_come_back(kind: str, value: Any, expected: Any) -> None:
+def test_encoded_values_come_back(kind: str, value: Any, expected: Any) -> None:
     data = encode_field(kind, value)
     found = decode_field(kind, data)
     if isinstance(expected, np.ndarray):
@@ -169,7 +169,7 @@ def test_values_come_back(kind: str, value: Any, expected: Any) -> None:
         np.testing.assert_array_equal(found, expected)
     else:
         assert found == expected
-    assert encode_field(kind, data) == data, "bytes pass as they are"
+    assert encode_field(kind, data) == data, "bytes were changed"
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def palette(pixels: Any) -> Image.Image:
 
 
 def few_bits(mask: Any, bits: int) -> bytes:
-    """A PNG of greys, made of one with a palette."""
+    """A PNG of greys, made from a palette PNG."""
     data = bytearray(image_bytes(palette(mask), bits=bits))
     start = data.index(b"PLTE") - 4
     assert data[24:26] == bytes((bits, 3))
@@ -230,7 +230,7 @@ MASKS: dict[str, tuple[bytes, Any]] = {
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_the_numbers_of_a_mask_are_those_that_are_stored(name: str) -> None:
+def test_a_mask_has_the_stored_numbers(name: str) -> None:
     data, expected = MASKS[name]
     np.testing.assert_array_equal(decode_field("mask", data), expected)
 
@@ -242,7 +242,7 @@ def test_the_numbers_of_a_mask_are_those_that_are_stored(name: str) -> None:
         *((0, high, np.int64, dtype) for high, dtype in ((200, np.uint8), (60_000, np.uint16), (1 << 20, np.int32))),
     ],
 )
-def test_masks_keep_their_numbers_in_the_type_that_these_need(low: int, high: int, given: Any, stored: Any) -> None:
+def test_masks_keep_their_numbers_in_the_smallest_type(low: int, high: int, given: Any, stored: Any) -> None:
     mask = np.array([[0, 1, 25], [low, high, 7]], given)
     found = decode_field("mask", encode_field("mask", mask))
     assert found.dtype == stored
@@ -266,7 +266,7 @@ def table(root: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def pictures(root: Path, count: int = 3, side: int = 40) -> list[dict[str, Any]]:
-    """Rows of a table, with their files: an image, a mask, boxes, a caption in the table, and one in a file."""
+    """Rows of a table, with their files: an image, a mask, boxes, a caption in the table, and a caption in a file."""
     rows: list[dict[str, Any]] = []
     for n in range(count):
         (root / f"{n}.jpg").write_bytes(make_jpeg(n, (side + 20, side)))
@@ -335,7 +335,7 @@ def test_wrong_values_of_a_table_are_named_with_their_line(
         packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
 
 
-def test_a_deep_check_finds_a_field_that_is_not_what_it_should_be(tmp_path: Path) -> None:
+def test_a_deep_check_finds_a_field_of_another_kind(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields={"seg": "seg", "note": "words"})
     packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(checksums=False))
     info = json.loads((tmp_path / "set/dataset.json").read_text())
@@ -345,7 +345,7 @@ def test_a_deep_check_finds_a_field_that_is_not_what_it_should_be(tmp_path: Path
     assert len(found.problems) == 3 and all("field note: not an array" in str(problem) for problem in found.problems)
 
 
-def test_kinds_can_be_given_to_a_set_that_does_not_say_them(tmp_path: Path) -> None:
+def test_kinds_can_be_added_to_a_set_without_them(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields={"seg": "seg"})
     packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:

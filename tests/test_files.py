@@ -1,4 +1,4 @@
-"""Files below a folder: nothing is read, written or removed behind a link, and nothing waits for a FIFO."""
+"""Files below a folder: no link is followed to read, write or remove a file, and no access waits for a FIFO."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_file_appears_whole_or_not_at_all(folder: Folder, outside: Path) -> No
         assert reached.names() == ["b"], "the folder itself may be reached through links"
 
 
-def test_a_name_is_given_to_bytes_that_are_on_the_disk(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_renamed_after_its_bytes_are_on_the_disk(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     """fsync, rename, fsync of the folder: a crash leaves the old file or the new one."""
     steps: list[str] = []
     fsync, rename = os.fsync, os.rename
@@ -133,7 +133,7 @@ def test_only_regular_files_are_read_without_waiting(
     if what == "FIFO":
         os.mkfifo(path)
     elif what == "socket":
-        monkeypatch.chdir(folder.path)  # a socket's path may have 108 bytes only
+        monkeypatch.chdir(folder.path)  # the path of a socket is limited to 108 bytes
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind("x")
     elif what == "folder":
@@ -164,7 +164,7 @@ def test_a_file_over_the_cap_is_not_read(folder: Folder) -> None:
     assert folder.read("x", 10) == read_regular(folder.path / "x", 10) == b"0123456789"
     with pytest.raises(PathError, match=r"x: 10 bytes, expected at most 9"):
         folder.read("x", 9)
-    assert read_regular("/proc/self/status", 1 << 20), "a file that states no size is read all the same"
+    assert read_regular("/proc/self/status", 1 << 20), "a file without a stated size was not read"
     with pytest.raises(PathError, match=r"expected at most 10"):
         read_regular("/proc/self/status", 10)
 
@@ -184,7 +184,7 @@ def test_a_tree_is_removed_without_following_its_links(folder: Folder, outside: 
     assert (outside / "theirs").exists()
 
 
-def test_what_is_missing(folder: Folder) -> None:
+def test_missing_files(folder: Folder) -> None:
     assert folder.lstat("a/b") is None and folder.kind("a") == "" and not folder.unlink("a/b")
     with pytest.raises(FileNotFoundError, match=r"chosen/a"):
         folder.read("a/b", 1)
@@ -206,7 +206,7 @@ sys.stdin.read()
 """
 
 
-def test_a_lock_keeps_other_processes_out_and_ends_with_its_own(folder: Folder) -> None:
+def test_a_lock_keeps_other_processes_out_and_ends_with_its_process(folder: Folder) -> None:
     other = subprocess.Popen(
         [sys.executable, "-c", HOLD, folder.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -224,7 +224,7 @@ def test_a_lock_keeps_other_processes_out_and_ends_with_its_own(folder: Folder) 
 
 
 def test_the_lock_of_a_removed_file_is_not_used(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In forced order: opened by us, removed by its holder, locked by us; then the next one comes."""
+    """In forced order: we open the file, its holder removes it, we lock it; then another process comes."""
     import fcntl
 
     real, removed = fcntl.flock, []
@@ -245,7 +245,7 @@ def test_the_lock_of_a_removed_file_is_not_used(folder: Folder, monkeypatch: pyt
         folder.lock("lock")
 
 
-def test_a_lock_that_is_no_file_is_refused(folder: Folder, outside: Path) -> None:
+def test_a_lock_that_is_not_a_file_is_refused(folder: Folder, outside: Path) -> None:
     folder.link("lock", outside / "theirs")
     with pytest.raises(PathError, match="is a link, which is not followed"):
         folder.lock("lock")

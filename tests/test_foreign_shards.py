@@ -1,4 +1,5 @@
-"""Shards made elsewhere: `packer convert` packs what `packer index` adopts, and both refuse the same shards."""
+"""Shards made elsewhere: `packer convert` packs the shards that `packer index` adopts, and both refuse the same
+shards."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ PIXELS = np.random.RandomState(0).randint(0, 256, (5, 6, 7, 3), np.uint8)
 
 
 def contents(root: Path) -> dict[str, Any]:
-    """All that is known of a set, by split."""
+    """The complete content of a set, by split."""
     info = read_dataset_info(root)
     found: dict[str, Any] = {"classes": info.classes, "fields": dict(info.fields)}
     for split in info.splits:
@@ -126,7 +127,7 @@ NOT_FLAT = {
 
 
 @pytest.mark.parametrize("layout", [*FLAT, *NOT_FLAT])
-def test_convert_packs_what_index_adopts(tmp_path: Path, layout: str) -> None:
+def test_convert_packs_the_shards_that_index_adopts(tmp_path: Path, layout: str) -> None:
     shard = (FLAT | NOT_FLAT)[layout](tmp_path)
     converted = convert(shard, tmp_path / "converted", "tfrecord", samples_per_shard=2)
     found = contents(converted)
@@ -144,7 +145,7 @@ def test_convert_packs_what_index_adopts(tmp_path: Path, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["tfrecord imagenet", "webdataset", "recordio"])
-def test_a_compressed_shard_converts_as_what_it_holds(tmp_path: Path, layout: str) -> None:
+def test_a_compressed_shard_converts_like_its_content(tmp_path: Path, layout: str) -> None:
     shard = FLAT[layout](tmp_path)
     packed = write(shard.with_name(shard.name + ".gz"), gzip.compress(shard.read_bytes()))
     with pytest.raises(NotFlatError, match=f"packer convert {packed} --to"):
@@ -155,7 +156,7 @@ def test_a_compressed_shard_converts_as_what_it_holds(tmp_path: Path, layout: st
         convert(packed, tmp_path / "shuffled", shuffle=1)
 
 
-def test_what_one_refuses_the_other_refuses(tmp_path: Path) -> None:
+def test_convert_and_index_refuse_the_same_shards(tmp_path: Path) -> None:
     path, two_labels = tmp_path / "x.tfrecord", example(image=IMAGES[0], label=[1, 2])
     for damage in (record(two_labels), struct.pack("<Q", 5) + b"wrong", record(example(x=b"x"))):
         write(path, damage + TFRECORD)
@@ -165,7 +166,7 @@ def test_what_one_refuses_the_other_refuses(tmp_path: Path) -> None:
                 work()
             messages.add(str(caught.value))
         assert len(messages) == 1
-    write(path, record(example(image=IMAGES[0], label=b"cat")) + TFRECORD)  # a label of text among numbers
+    write(path, record(example(image=IMAGES[0], label=b"cat")) + TFRECORD)  # a text label among numbers
     with pytest.raises(readers.PackerError, match=r"the label 'label' is text, .* packer convert  gives"):
         packer.index([path], tmp_path / "indexed", workers=1)
     with pytest.raises(SourceError, match="others only the name 'cat'"):
@@ -260,7 +261,7 @@ def test_labels_that_count_from_one(tmp_path: Path) -> None:
     assert listing.splits["train"].keys[2] == "x/00000002"
 
 
-def test_classes_names_and_what_no_field_keeps(tmp_path: Path) -> None:
+def test_classes_names_and_unsupported_features(tmp_path: Path) -> None:
     listing = listed(write(tmp_path / "x.tfrecord", TFRECORD))
     part = listing.splits["train"]
     assert (listing.classes, part.keys[4], part.names[4]) == (("s0", "s1", "s2"), "n4", ("n4.JPEG",))
@@ -269,7 +270,7 @@ def test_classes_names_and_what_no_field_keeps(tmp_path: Path) -> None:
     assert listing.warnings == [f"{tmp_path}/x.tfrecord: features left out: image/object/bbox/label, source_id"]
 
 
-def test_names_that_lead_out_or_occur_twice(tmp_path: Path) -> None:
+def test_names_that_lead_outside_or_occur_twice(tmp_path: Path) -> None:
     same = record(example(image=IMAGES[0], filename=b"/data/../1.jpg"))
     other = record(example(image=IMAGES[1], filename=b"../data/1.jpg"))
     listing = listed(write(tmp_path / "x.tfrecord", same))
@@ -308,7 +309,7 @@ def test_bad_records_fall_under_on_error(tmp_path: Path) -> None:
     assert [fields["image"] for _, _, _, fields in found] == [IMAGES[0], IMAGES[2]]
 
 
-# --- which source ---
+# --- detection of the source ---
 def test_the_kind_of_a_file_is_its_content(tmp_path: Path) -> None:
     for path in (write(tmp_path / "nameless", TFRECORD), write(tmp_path / "zipped.bin", gzip.compress(TFRECORD))):
         assert open_source(path).title == f"TFRecord file {path}"

@@ -1,4 +1,4 @@
-"""A process may fork while threads read: the child reads, too, and never waits for a lock of a thread it lacks."""
+"""A process may fork while threads read: the child can read, and never waits for a lock of a thread that it lacks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ends_in_child(work: Callable[[], Any]) -> bool:
-    """Whether `work` ends without an error in a forked child, within 30 s."""
+    """Whether `work` succeeds in a forked child within 30 s."""
 
     def child() -> str:
         work()
@@ -55,7 +55,7 @@ def ends_in_child(work: Callable[[], Any]) -> bool:
 
 @contextmanager
 def threads_that(work: Callable[[], Any], count: int = 2) -> Iterator[None]:
-    """`work` again and again in some threads, which have begun with it."""
+    """Run `work` repeatedly in some threads, which have started when this returns."""
     ended, begun = threading.Event(), threading.Barrier(count + 1)
 
     def run() -> None:
@@ -76,7 +76,7 @@ def threads_that(work: Callable[[], Any], count: int = 2) -> Iterator[None]:
 
 
 def slow_opens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a network: a shard that is opened takes a while."""
+    """As on a network: opening a shard takes a while."""
     original = os.open
 
     def slow(*given: Any, **named: Any) -> int:
@@ -103,7 +103,7 @@ def test_a_child_reads_while_threads_of_its_parent_open_shards(
     slow_opens(monkeypatch)
     with threads_that(lambda: read_all(reader)):
         for _ in range(6):
-            assert ends_in_child(lambda: read_all(reader)), "a child waits for a lock that no thread of it holds"
+            assert ends_in_child(lambda: read_all(reader)), "a child waits for a lock that none of its threads holds"
 
 
 def test_a_child_reads_while_a_cache_is_filled(
@@ -142,7 +142,7 @@ def test_a_child_does_not_wait_for_the_loop_of_its_parent(packed: Path) -> None:
 
     for _ in range(4):
         assert ends_in_child(continue_in_child), "a child waits for threads that it does not have"
-    assert sum(1 for _ in under_way) == COUNT // 2 - 1, "the parent continues"
+    assert sum(1 for _ in under_way) == COUNT // 2 - 1, "the loop of the parent has ended"
 
 
 @pytest.mark.faults
@@ -162,7 +162,7 @@ def test_hundreds_of_forks(packed: Path, tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_index_opens_without_compiling_anything(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A child forked while another thread compiles cannot compile, in CPython before 3.11.8 (gh-106905)."""
+    """In CPython before 3.11.8 a child that is forked while another thread compiles cannot compile (gh-106905)."""
     with monkeypatch.context() as patched:
         patched.setattr("ast.parse", None)
         with readers.open(packed) as reader:

@@ -1,4 +1,4 @@
-"""docs/format.md is correct: columns are written and read as its table says, and its programs read samples."""
+"""docs/format.md is correct: columns are written and read as in its table, and its programs read samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS = {
 
 
 def columns_of(fields: dict[str, bool]) -> dict[str, tuple[str, str]]:
-    """The page's columns of these fields; a field is true if it has separate shards."""
+    """The columns that the page lists for these fields; a field is true if it has separate shards."""
     columns = {}
     for name, column in COLUMNS.items():
         for field, is_separate in fields.items():
@@ -35,7 +35,7 @@ def columns_of(fields: dict[str, bool]) -> dict[str, tuple[str, str]]:
     return columns
 
 
-def test_columns_are_written_and_read_as_the_table_says(source: Path, tmp_path: Path) -> None:
+def test_columns_are_written_and_read_as_in_the_table(source: Path, tmp_path: Path) -> None:
     with readers.open(source, "train") as reader:
         notes = {f"masks/train/{key}.txt": str(key).encode() for key in reader.keys}
     shutil.copytree(source, tmp_path / "set")
@@ -69,7 +69,7 @@ def test_the_program_of_the_page_reads_a_sample(
 
 @pytest.fixture(scope="module")
 def read_sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int], bytes | str]:
-    """Runs examples/read_sample.c, compiled, in a set: the bytes of a row, or what it says of an error."""
+    """Runs examples/read_sample.c, compiled, in a set: returns the bytes of a row, or the error message."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler called cc")
@@ -88,7 +88,7 @@ def read_sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path, int
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-def test_the_program_in_c_reads_samples(
+def test_the_c_program_reads_samples(
     to: str, tree: Path, pack: Callable[..., Path], read_sample: Callable[[Path, int], bytes | str]
 ) -> None:
     place = pack(tree, to, samples_per_shard=4)
@@ -97,7 +97,7 @@ def test_the_program_in_c_reads_samples(
             assert read_sample(place, row) == bytes(reader.read(row))
 
 
-def test_the_program_in_c_refuses_damaged_bytes_and_missing_rows(
+def test_the_c_program_refuses_damaged_bytes_and_missing_rows(
     source: Path, tmp_path: Path, read_sample: Callable[[Path, int], bytes | str]
 ) -> None:
     shutil.copytree(source, tmp_path / "set")

@@ -1,4 +1,4 @@
-"""Formats: the suite of `packer.testing.formats`, and false claims in files; which format a file has; checksums."""
+"""Formats: the suite of `packer.testing.formats`, and false claims in files; detection of the format; checksums."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ from readers.table import NO_LABEL
 
 
 def beyond(writer: Any, file: str | None) -> list[int]:
-    """Two samples around a hole of 5 GiB, which the writer's file and counter are moved on by; the stated offsets."""
+    """Two samples around a hole of 5 GiB, by which the writer's file and position are moved; returns the stated
+    offsets."""
     writer.add(PackedSample("a", 0, (b"first",), ("",), None))
     writer.flush()
     out = writer._files[file] if file else writer._file
@@ -56,7 +57,7 @@ def beyond(writer: Any, file: str | None) -> list[int]:
 
 
 def used(data: bytes) -> list[int]:
-    """The bytes that are not zero, and their neighbours."""
+    """The positions of the non-zero bytes, and their neighbours."""
     places = {j for i, byte in enumerate(data) if byte for j in (i - 1, i, i + 1)}
     return sorted(places & {*range(len(data))})
 
@@ -77,7 +78,7 @@ class TestHdf5(FormatSuite):
 
     def flips(self, data: bytes) -> Iterable[int]:
         """Most of a small file is unused space."""
-        assert b"GCOL" not in data, "a global heap: one flipped bit in it makes the HDF5 library loop for ever"
+        assert b"GCOL" not in data, "a global heap, in which one flipped bit makes the HDF5 library loop for ever"
         return used(data)
 
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
@@ -89,7 +90,7 @@ class TestHdf5(FormatSuite):
             ranges.append((file["mask/length"].id.get_offset(), 8))  # of the first sample; the second has no mask
             for name in ("key", "image/name"):
                 chunk = file[name].id.get_chunk_info(0)
-                ranges.append((chunk.byte_offset, chunk.size - 5))  # its last bits are padding
+                ranges.append((chunk.byte_offset, chunk.size - 5))  # the last bits of the chunk are padding
         return {i for at, n in ranges for i in range(at, at + n)} & set(self.flips(data))
 
     @pytest.mark.parametrize("count", [2, 5000], ids=["few", "more than an attribute holds"])
@@ -100,7 +101,7 @@ class TestHdf5(FormatSuite):
         assert len(self.locate(path)) == 2
 
     @pytest.mark.parametrize("name", ["image", "image/data", "image/offset", "image/length", "label", "key", "mask"])
-    def test_tables_that_lie_or_are_missing(self, tmp_path: Path, name: str) -> None:
+    def test_false_or_missing_tables(self, tmp_path: Path, name: str) -> None:
         lies: dict[str, list[Any]] = {
             "image/offset": [np.array([0, 2**64 - 2], np.uint64), [-1, 0], [[0, 0]], [b"0", b"1"], [0, 1 << 40]],
             "image/length": [np.array([2**64 - 1, 0], np.uint64), [5, -5], [5.0, np.nan]],
@@ -120,7 +121,7 @@ class TestHdf5(FormatSuite):
                 self.refused(path)
 
     @pytest.mark.parametrize("name", ["version", "split", "fields", "field_kinds", "label_offset", "classes"])
-    def test_attributes_that_lie_or_are_missing(self, tmp_path: Path, name: str) -> None:
+    def test_false_or_missing_attributes(self, tmp_path: Path, name: str) -> None:
         lies: dict[str, list[Any]] = {
             "version": [2, "one"],
             "fields": [["image"], ["image", "mask", "nowhere"], 5],
@@ -157,7 +158,7 @@ class TestHdf5(FormatSuite):
             (np.uint8(5), "has uint8 of shape .*; expected encoded images"),
         ],
     )
-    def test_images_that_are_not_flat_or_none(self, tmp_path: Path, images: Any, why: str) -> None:
+    def test_images_that_are_not_flat_or_missing(self, tmp_path: Path, images: Any, why: str) -> None:
         path = self.foreign(tmp_path, images=images, offsets=np.array([0, 50]))
         if "expected" in why:
             self.refused(path, why)
@@ -166,7 +167,7 @@ class TestHdf5(FormatSuite):
             list(self.format.locate(path, LocateOptions()))
 
     @pytest.mark.parametrize("how", ["variable length", "compact", "external", "never written", "link", "virtual"])
-    def test_images_without_bytes_of_their_own_in_the_file(self, tmp_path: Path, how: str) -> None:
+    def test_images_without_their_bytes_in_the_file(self, tmp_path: Path, how: str) -> None:
         path = self.foreign(tmp_path, offsets=np.array([0, 50], np.uint64))
         data = np.arange(100, dtype=np.uint8)
         with h5py.File(path, "r+") as file, h5py.File(tmp_path / "other.h5", "w") as other:
@@ -188,7 +189,7 @@ class TestHdf5(FormatSuite):
                 layout = h5py.VirtualLayout((100,), np.uint8)
                 layout[:] = h5py.VirtualSource(other["images"])
                 file.create_virtual_dataset("images", layout)
-        elsewhere = how in ("external", "link", "virtual")  # which `convert` does not follow either
+        elsewhere = how in ("external", "link", "virtual")  # `convert` does not follow it either
         with pytest.raises(NotFlatError, match=" h5repack " if elsewhere else f" packer convert {path} --to hdf5"):
             list(self.format.locate(path, LocateOptions()))
 
@@ -205,11 +206,11 @@ class TestHdf5(FormatSuite):
             ("not an int64", [{"offsets": [0, 50], "labels": np.array([0, 2**63], np.uint64)}]),
         ],
     )  # fmt: skip
-    def test_foreign_tables_that_lie(self, tmp_path: Path, match: str, tables: list[dict[str, Any]]) -> None:
+    def test_false_foreign_tables(self, tmp_path: Path, match: str, tables: list[dict[str, Any]]) -> None:
         for some in tables:
             self.refused(self.foreign(tmp_path, images=np.arange(100, dtype=np.uint8), **some), match)
 
-    def test_foreign_labels_and_files_that_are_none(self, tmp_path: Path) -> None:
+    def test_invalid_foreign_labels_and_files(self, tmp_path: Path) -> None:
         path = self.foreign(tmp_path, a=np.arange(10, dtype=np.uint8))
         for label in ("cat", [1, 2], 2.5, 2.5 + 1j, 2**63):
             with h5py.File(path, "r+") as file:
@@ -238,7 +239,7 @@ class TestTFRecord(FormatSuite):
 
     @pytest.fixture(autouse=True)
     def holes_cost_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Reading 4 GiB of zeros takes seconds: give the records with holes out of memory."""
+        """Reading 4 GiB of zeros takes seconds: serve the records with holes from memory."""
         real, whole = os.pread, self.opening + bytes(self.hole)
 
         def pread(descriptor: int, count: int, offset: int) -> bytes:
@@ -247,7 +248,8 @@ class TestTFRecord(FormatSuite):
         monkeypatch.setattr("packer.formats.base.pread", pread)
 
     def beyond_4_gib(self, folder: Path) -> tuple[Path, dict[str, bytes]]:
-        """Records with holes for images, small ones because a record is read as a whole; then what our writer wrote."""
+        """Records with holes as images, small ones because a record is read as a whole; then the records of our
+        writer."""
         path, _ = self.write(folder, [sample("last", JPEG), sample("very last", b"x")])
         real, opening, hole, count = path.read_bytes(), self.opening, self.hole, 130
         head = record_head(len(opening) + hole) + opening
@@ -265,7 +267,7 @@ class TestTFRecord(FormatSuite):
         path.unlink()
 
     def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
-        """A file that ends between two records is a shorter file, as for every TFRecord reader."""
+        """A file that ends between two records is a valid shorter file, as for every TFRecord reader."""
         ends, position = {0: 0}, 0
         for count in range(1, len(truth) + 1):
             position += 12 + struct.unpack_from("<Q", data, position)[0] + 4
@@ -296,7 +298,7 @@ class TestTFRecord(FormatSuite):
             path.write_bytes(data[:i] + bytes([data[i] ^ (0x01, 0xFF)[i % 2]]) + data[i + 1 :])
             if self.outcome(path, LocateOptions(check_payload=True)) is not None:
                 silent.append(i)
-        assert silent == [], "flips that the record's own checksums did not show"
+        assert silent == [], "the checksums of the record missed a flip"
 
     def hostile(self, folder: Path, data: bytes) -> Path:
         path = folder / "hostile.tfrecord"
@@ -305,13 +307,13 @@ class TestTFRecord(FormatSuite):
 
     @pytest.mark.parametrize("length", [1, 4, 5, 1 << 31, (1 << 40) + 1, 1 << 63, (1 << 64) - 17, (1 << 64) - 1])
     def test_lengths_past_the_end(self, tmp_path: Path, length: int) -> None:
-        """Each with its right checksum; four bytes follow."""
+        """Each has a correct checksum; four bytes follow."""
         self.refused(self.hostile(tmp_path, framed(X) + record_head(length) + b"1234"), "the file ends at .*truncated")
 
     @pytest.mark.parametrize(
         "data",
         [
-            # Lengths that never end, or end beyond the data; groups, which protobuf dropped; numbers that are cut.
+            # Lengths that never end, or end beyond the data; groups, which protobuf dropped; numbers that are cut off.
             b"\x0a" + b"\xff" * 10, b"\x0a" + b"\xff" * 9 + b"\x01rest", b"\x0a" + b"\x80" * 20 + b"\x00", b"\x0a",
             b"\x0a\x05abc", b"\x0b", b"\x0e\x01", b"\x09\x01", b"\x0d\x01", b"\x08\x80",
             message(1, message(1, message(1, b"k"), length=99)),
@@ -323,7 +325,7 @@ class TestTFRecord(FormatSuite):
         ],
         ids=lambda data: data[:24].hex(),
     )  # fmt: skip
-    def test_protobuf_that_is_none(self, tmp_path: Path, data: bytes) -> None:
+    def test_invalid_protobuf(self, tmp_path: Path, data: bytes) -> None:
         self.refused(self.hostile(tmp_path, framed(data)), "record 0 at byte 0: (?!no feature)")
 
     @pytest.mark.parametrize(
@@ -331,7 +333,7 @@ class TestTFRecord(FormatSuite):
         [
             (message(3, message(1, b"\x05")), 5),  # packed
             (message(3, b"\x08\x05"), 5),  # not packed
-            (b"\x20\x01" + message(3, b"\x08\x05"), 5),  # behind a number that nobody knows
+            (b"\x20\x01" + message(3, b"\x08\x05"), 5),  # after an unknown field
             (message(3, message(1, varint((1 << 64) - 1))), NO_LABEL),
             (message(3, b""), NO_LABEL),
             (b"", NO_LABEL),
@@ -348,9 +350,9 @@ class TestTFRecord(FormatSuite):
         else:
             assert self.locate(path)[0].label == expected
 
-    def test_the_last_of_a_repeated_name_wins(self, tmp_path: Path) -> None:
+    def test_the_last_feature_of_a_repeated_name_counts(self, tmp_path: Path) -> None:
         data = example(entry("image/encoded", feature(b"no")), image__key=b"k", image__encoded=b"yes")
-        path = self.hostile(tmp_path, framed(b"\x10\x01" + data))  # a member that nobody knows comes first
+        path = self.hostile(tmp_path, framed(b"\x10\x01" + data))  # an unknown field comes first
         assert read_range(path, self.locate(path)[0].ranges["image"]) == b"yes"
 
     def test_options_name_the_features(self, tmp_path: Path) -> None:
@@ -380,7 +382,7 @@ class TestTFRecord(FormatSuite):
 
 
 def test_masked_checksum_of_tensorflow() -> None:
-    """A vector of tensorflow/core/lib/hash/crc32c_test.cc: crc32c of 32 zeros, then the mask by hand."""
+    """A test vector of tensorflow/core/lib/hash/crc32c_test.cc: the CRC32C of 32 zeros, masked by hand."""
     crc = crc32c(bytes(32))
     assert crc == 0x8A9136AA
     rotated = int(f"{crc:032b}"[-15:] + f"{crc:032b}"[:-15], 2)
@@ -397,7 +399,7 @@ def pax(*records: bytes) -> bytes:
 
 
 def record(keyword: bytes, value: bytes) -> bytes:
-    """A PAX record; its length counts its own digits."""
+    """A PAX record; its length includes its own digits."""
     rest = b" " + keyword + b"=" + value + b"\n"
     length = next(n for n in range(len(rest), len(rest) + 9) if n == len(rest) + len(b"%d" % n))
     return b"%d" % length + rest
@@ -418,18 +420,20 @@ class TestTar(FormatSuite):
         return path, {"b": b"second", "c": JPEG}
 
     def flips(self, data: bytes) -> Iterable[int]:
-        """Most of a small file is padding: of that its ends, those of blocks, and the block of zeros that ends it."""
+        """Most of a small file is padding: of the padding only its ends and those of blocks, and the block of zeros at
+        the end."""
         last = len(data.rstrip(b"\0")) // BLOCK
         ends = {end + i for end in range(0, len(data), BLOCK) for i in (-1, 0, 1)} - {-1}
         return sorted({*used(data), *ends, *range((last + 1) * BLOCK, (last + 2) * BLOCK)})
 
     def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
-        """One whole block of zeros after the last member is an end that every tar program takes."""
+        """One whole block of zeros after the last member is an end that every tar program accepts."""
         last = max(at + n for found in truth for at, n in found.ranges.values())
         return truth if size >= last + -last % BLOCK + BLOCK else None
 
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
-        """Harmless: padding, the two bytes that end the checksum field, and what follows the first block of zeros."""
+        """Harmless: padding, the two bytes that end the checksum field, and everything after the first block of
+        zeros."""
         with tarfile.open(path) as archive:
             members = archive.getmembers()
         noticed: set[int] = set()
@@ -454,18 +458,18 @@ class TestTar(FormatSuite):
                                      b"12345 54321"]),
         ],
     )  # fmt: skip
-    def test_lying_sizes(self, tmp_path: Path, match: str, sizes: list[bytes]) -> None:
-        """The first has one byte more than there is; -2000 (octal) would lead back to the header that says it."""
+    def test_false_sizes(self, tmp_path: Path, match: str, sizes: list[bytes]) -> None:
+        """The first size is one byte too large; -2000 (octal) would lead back to the same header."""
         for size in sizes:
             data = member(b"a.jpg", b"first") + block(b"b.jpg", size) + bytes(BLOCK)
             self.refused(self.hostile(tmp_path, data, b""), match)
 
     @pytest.mark.parametrize("size", ["-1", "-1024", "²", "٣", "1e3", "0x10", "", " 5", "9" * 18, "9" * 40, "5_0"])
-    def test_lying_pax_sizes(self, tmp_path: Path, size: str) -> None:
+    def test_false_pax_sizes(self, tmp_path: Path, size: str) -> None:
         data = pax(record(b"size", size.encode())) + member(b"a.jpg", b"12345")
         self.refused(self.hostile(tmp_path, data), "PAX size|truncated")
 
-    def test_sizes_that_are_true(self, tmp_path: Path) -> None:
+    def test_correct_sizes(self, tmp_path: Path) -> None:
         binary = block(b"a.jpg", b"\x80" + (5).to_bytes(11, "big")) + b"12345" + bytes(BLOCK - 5)
         assert self.locate(self.hostile(tmp_path, binary))[0].ranges == {"image": (BLOCK, 5)}
         data = pax(record(b"size", b"5")) + block(b"a.jpg", 0) + b"12345" + bytes(BLOCK - 5) + member(b"b.jpg", b"b")
@@ -503,7 +507,7 @@ class TestTar(FormatSuite):
         self.refused(self.hostile(tmp_path, data), match)
 
     @pytest.mark.parametrize("label", [b"7", b" 7\n", b"007"])
-    def test_labels_as_others_write_them(self, tmp_path: Path, label: bytes) -> None:
+    def test_labels_of_other_programs(self, tmp_path: Path, label: bytes) -> None:
         path = self.hostile(tmp_path, member(b"a.cls", label) + member(b"a.jpg", b"x"))
         assert self.locate(path)[0].label == 7
 
@@ -518,13 +522,13 @@ class TestTar(FormatSuite):
         ],
         ids=lambda content: content[:40].decode("latin-1"),
     )  # fmt: skip
-    def test_name_members_that_are_none(self, tmp_path: Path, content: bytes) -> None:
+    def test_invalid_name_members(self, tmp_path: Path, content: bytes) -> None:
         data = member(b"a.__name__", content) + member(b"a.jpg", b"x")
         self.refused(self.hostile(tmp_path, data), "is not a name|too large for a name")
 
     def test_stems_are_distinct_short_and_split_at_their_only_dot(self) -> None:
         keys = {*KEYS, *LOOKALIKES, *(f"{key}/x" for key in KEYS)}
-        keys |= {member_stem(key) for key in keys}  # among them the hashes of long keys, and escaped ones
+        keys |= {member_stem(key) for key in keys}  # including hashes of long keys, and escaped keys
         stems = {key: member_stem(key) for key in keys}
         assert len(set(stems.values())) == len(keys), "two keys share a stem, so their members would be one sample"
         for key, stem in stems.items():
@@ -533,7 +537,7 @@ class TestTar(FormatSuite):
         for key in ("n01440764/ILSVRC2012_val_00000293", "a/b/c", "000000", "cat(1)"):
             assert member_stem(key) == key
 
-    def test_json_names_member_is_what_the_documentation_says(self, tmp_path: Path) -> None:
+    def test_the_names_member_is_as_documented(self, tmp_path: Path) -> None:
         path, _ = self.write(tmp_path, [sample("a.b", JPEG, name="a.b.JPEG", header=HEADER)])
         with tarfile.open(path) as archive, bounded():
             assert archive.getnames() == ["a%2Eb.__name__", "a%2Eb.jpg"]
@@ -541,7 +545,7 @@ class TestTar(FormatSuite):
             assert content is not None and json.load(content) == {"key": "a.b", "names": {"image": "a.b.JPEG"}}
 
 
-# --- which format ------------------------------------------------------------------------------------------------
+# --- detection of the format -------------------------------------------------------------------------------------
 def test_formats_by_name() -> None:
     assert [format_named(name).name for name in writable_formats()][:3] == ["hdf5", "tfrecord", "tar"]
     with pytest.raises(FormatError, match="no format 'zip'; there are hdf5, tfrecord, tar"):
@@ -585,7 +589,7 @@ def test_a_checksum_joined_from_parts(parts: list[tuple[bytes, bool]], many: boo
 
 
 def test_checksums_over_any_length() -> None:
-    """Far beyond what a test can checksum: the scalar method is the oracle."""
+    """Lengths far beyond what a test can checksum: the scalar method is the reference."""
     lengths = np.array([0, 1, 255, 256, 4096, (1 << 20) + 7, 1 << 33, (1 << 40) - 1, (1 << 63) + 5], np.uint64)
     crcs = np.array([0xDEADBEEF, 1, 1 << 31, 0xFFFFFFFF, 0, 5, 6, 7, 8], np.uint32)
     expected = [crc32c_combine(crc, 0, length) for crc, length in zip(crcs.tolist(), lengths.tolist(), strict=True)]

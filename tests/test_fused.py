@@ -1,7 +1,7 @@
-"""Batches from decoded images: the same boxes, flips, pixel ops and values as `readers.augment.cpu` makes of the same
+"""Batches from decoded images: the same boxes, flips, pixel ops and values as `readers.augment.cpu` gives for the same
 plan.
 
-The kernel itself is tested in kernel_cases.py, under Triton's interpreter; on a GPU it runs at the end of this file.
+kernel_cases.py tests the kernel under Triton's interpreter; the end of this file runs it on a GPU.
 """
 
 from __future__ import annotations
@@ -58,21 +58,21 @@ def noise(count: int = 9) -> list[Pixels]:
 @pytest.mark.parametrize(
     "ops", [CROP, [*CROP, *PIXEL_OPS], [Resize(30), CenterCrop(21)]], ids=["crop", "pixels", "fixed"]
 )
-def test_torch_ops_make_what_the_cpu_makes(ops: list[Any], dtype: torch.dtype, planar: bool) -> None:
+def test_torch_ops_give_the_pixels_of_the_cpu(ops: list[Any], dtype: torch.dtype, planar: bool) -> None:
     ops = ops if dtype == torch.uint8 else [*ops, NORMALIZE]
     images = noise()
     ours = on_a_device(ops, images, dtype=dtype, planar=planar, engine="torch")
     expected = on_the_cpu(ops, images, dtype, planar)
     assert ours.dtype == dtype and ours.stride() == expected.stride()
-    # Sums in another order may round the other way after pixel ops: one step of 255, which a deviation of 0.2 makes
-    # larger.
+    # Sums in another order may round the other way after pixel ops: one step of 255, which a standard deviation of 0.2
+    # enlarges.
     step = (1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03) if any(op in ops for op in PIXEL_OPS) else 1e-5
     apart = (ours.to(torch.float32) - expected.to(torch.float32)).abs()
     assert float(apart.max()) <= step and float(apart.mean()) < 0.01 * max(step, 0.01)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_layout_of_a_turned_picture_is_that_of_the_upright_one(orientation: int) -> None:
+def test_the_layout_of_a_rotated_picture_is_that_of_the_upright_one(orientation: int) -> None:
     stored = np.random.default_rng(1).integers(0, 256, (5, 7, 3), np.uint8)
     expected = upright(stored, orientation)
     for pixels in (torch.from_numpy(stored).permute(2, 0, 1), torch.from_numpy(stored).permute(2, 0, 1).contiguous()):
@@ -112,7 +112,7 @@ def test_pictures_and_boxes_that_do_not_fit_are_refused(
         BatchRenderer(CPU, dtype=torch.uint8).render(pictures, [job], (4, 4))
 
 
-def test_no_images_and_engines_that_do_not_exist() -> None:
+def test_empty_batches_and_unknown_engines() -> None:
     assert BatchRenderer(CPU, dtype=torch.float32).render([], [], (4, 5)).shape == (0, 3, 4, 5)
     with pytest.raises(ValueError, match="engine is one of auto, triton, torch"):
         BatchRenderer(CPU, dtype=torch.uint8, engine="cuda")  # type: ignore[arg-type]
@@ -152,7 +152,7 @@ for dtype, ones in (("u8", ()), ("fp32", ()), ("bf16", ("column_step",)), ("fp16
     ("target", "binary"), [(("cuda", 80, 32), "cubin"), (("cuda", 90, 32), "cubin"), (("hip", "gfx942", 64), "hsaco")]
 )
 def test_the_kernel_compiles_for_gpus(target: tuple[Any, ...], binary: str, tmp_path: Path) -> None:
-    """Machine code for NVIDIA's and AMD's GPUs, made without one."""
+    """Machine code for NVIDIA and AMD GPUs, compiled without a GPU."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("TRITON")}
     environment = {**inherited, "TRITON_CACHE_DIR": str(tmp_path)}
     done = run_python("-W", "error", "-c", COMPILE, repr(target), env=environment, cwd=TESTS.parent)
@@ -160,7 +160,7 @@ def test_the_kernel_compiles_for_gpus(target: tuple[Any, ...], binary: str, tmp_
     assert [line.split()[-1] for line in done.stdout.splitlines()] == [binary] * 4
 
 
-def test_without_triton_torch_does_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_is_used_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert triton_fault(CPU) == "Triton needs a GPU, or TRITON_INTERPRET=1"
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -200,7 +200,7 @@ print(triton_fault(torch.device("cpu")), BatchRenderer(torch.device("cpu"), dtyp
     ],
 )
 def test_triton_that_does_not_run_is_not_used(body: str, said: str, tmp_path: Path) -> None:
-    """Triton is installed, and its first kernel fails as without a C compiler, or does nothing."""
+    """Triton is installed, and its first kernel fails as it does without a C compiler, or has no effect."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PATH": str(tmp_path), "CC": ""}
     done = run_python("-c", FIRST_KERNEL.format(body), cwd=TESTS.parent, env=env)
     assert done.stdout.rstrip("\n") == said, done.stderr

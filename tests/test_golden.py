@@ -1,8 +1,8 @@
-"""What earlier versions have written: every set opens, verifies and extracts, every token resumes.
+"""Files of earlier versions: every set opens, verifies and extracts, every token resumes.
 
-And what is said of files that a later version has written.
+Files of later versions are refused with a clear message.
 
-The files are made by tests/golden/make.py and are never made again. docs/versions.md has the promise.
+tests/golden/make.py writes the files once and never again. docs/versions.md states the promise.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from readers.order import ResumeToken
 GOLDEN = Path(__file__).parent / "golden"
 SETS = sorted(GOLDEN.glob("set-*.tar.xz"))
 TOKENS = sorted(GOLDEN.glob("resume-*.json"))
-HDF5_OF_BYTES = "2.0.0"  # another version of that library writes other bytes around the images
+HDF5_OF_BYTES = "2.0.0"  # another version of the library writes other bytes around the images
 
 _spec = importlib.util.spec_from_file_location("golden_make", GOLDEN / "make.py")
 assert _spec is not None and _spec.loader is not None
@@ -36,7 +36,7 @@ _spec.loader.exec_module(make)
 
 @pytest.fixture(scope="module")
 def unpacked(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
-    """An archive's folder; tests may not write to it."""
+    """The folder of an archive; tests may not write to it."""
     made: dict[Path, Path] = {}
 
     def unpack(archive: Path) -> Path:
@@ -64,7 +64,7 @@ def test_there_are_sets_of_every_version_and_container() -> None:
 
 
 @pytest.mark.parametrize("archive", SETS, ids=name_of)
-def test_it_opens_verifies_and_extracts(
+def test_a_set_opens_verifies_and_extracts(
     archive: Path, source: Path, unpacked: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     place, kind = unpacked(archive), name_of(archive).rpartition("-")[2]
@@ -107,7 +107,7 @@ def test_it_opens_verifies_and_extracts(
 def test_the_same_source_gives_the_same_bytes(
     name: str, source: Path, unpacked: Callable[[Path], Path], tmp_path: Path
 ) -> None:
-    """Where this fails, raise the version of the format, and add golden files of it to the existing ones."""
+    """If this fails, raise the version of the format, and add golden files of it to the existing ones."""
     if name in ("hdf5", "raw") and h5py.version.hdf5_version != HDF5_OF_BYTES:
         pytest.skip(f"the golden bytes are those of HDF5 {HDF5_OF_BYTES}")
     shutil.copytree(source, tmp_path / "source")
@@ -121,7 +121,7 @@ def test_the_same_source_gives_the_same_bytes(
     infos = [json.loads((place / DATASET_FILE).read_text()) for place in (now, then)]
     for info in infos:
         info["made"].pop("by")
-        info["made"]["options"].pop("checksums", None)  # recorded since they are on request
+        info["made"]["options"].pop("checksums", None)  # recorded since checksums are optional
     assert infos[0] == infos[1]
 
 
@@ -131,7 +131,7 @@ ORDERS = sorted(make.orders(6))
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_an_order_stays_the_same(name: str) -> None:
-    """Or a run that resumes would lose samples, and see others twice."""
+    """Otherwise a resumed run would lose some samples and repeat others."""
     assert make.describe_orders()[name] == json.loads(TOKENS[-1].read_text())["orders"][name]
 
 
@@ -142,8 +142,8 @@ def test_a_token_resumes_where_it_was_taken(path: Path, name: str, unpacked: Cal
     with readers.open(unpacked(GOLDEN / "set-1-tar.tar.xz"), "train") as reader:
         assert make.rest_of(make.orders(len(reader))[name], reader, known["token"]) == known["rest"]
         today = make.tokens(reader)[name]
-        assert today["token"].pop("run") and today["token"].pop("made", None) is None  # which bind no resume
-        assert today == known, "today's token is another one: raise its version"
+        assert today["token"].pop("run") and today["token"].pop("made", None) is None  # they do not affect resuming
+        assert today == known, "the token of this version differs: raise the version"
 
 
 def test_a_loader_takes_the_token_of_a_sampler(unpacked: Callable[[Path], Path]) -> None:
@@ -197,7 +197,7 @@ def test_a_token_of_a_later_version_is_refused() -> None:
 
 
 def test_a_set_with_an_index_of_the_rows_of_its_jpegs_opens(unpacked: Callable[[Path], Path], tmp_path: Path) -> None:
-    """Early versions added three more files to an index on request, and listed them with its columns."""
+    """Early versions added three more files to an index on request, and listed them with the columns."""
     path = next(unpacked(GOLDEN / "set-1-tar.tar.xz").rglob(DATASET_FILE)).parent
     copy = shutil.copytree(path, tmp_path / "set")
     content = json.loads((copy / DATASET_FILE).read_text())
@@ -208,5 +208,5 @@ def test_a_set_with_an_index_of_the_rows_of_its_jpegs_opens(unpacked: Callable[[
     (copy / DATASET_FILE).write_text(json.dumps(content))
     with readers.open(copy, "train") as reader, readers.open(path, "train") as before:
         assert reader.fingerprint == before.fingerprint and reader.read(0) == before.read(0)
-    packer.drop(copy, keys=[str(before.keys[0])])  # which writes dataset.json and the documents of the set
+    packer.drop(copy, keys=[str(before.keys[0])])  # writes dataset.json and the documents of the set
     assert packer.verify(copy).ok

@@ -1,6 +1,6 @@
-"""Headers of every format: against Pillow, on handmade files that Pillow does not write, and on damaged ones.
+"""Headers of every format: compared with Pillow, on handmade files that Pillow does not write, and on damaged files.
 
-A fault may only end in BadSampleError or, where the damage leaves a well-formed file, in an ImageHeader.
+Damage may only end in BadSampleError or, where the file stays well-formed, in an ImageHeader.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ MAGICS = (
 
 @pytest.mark.parametrize("image", IMAGES.values(), ids=IMAGES)
 def test_every_image_against_pillow(image: tuple[str, bytes]) -> None:
-    """Also of a view into a larger buffer; bytes after the end are legal."""
+    """Also for a view into a larger buffer; bytes after the end are legal."""
     media, data = image
     with Image.open(io.BytesIO(data)) as oracle:
         size, components = oracle.size, len(oracle.getbands())
@@ -100,7 +100,7 @@ def test_every_image_against_pillow(image: tuple[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in IMAGES if len(IMAGES[name][1]) < 10000])
-def test_cut_at_every_byte(name: str) -> None:
+def test_truncation_at_every_byte(name: str) -> None:
     media, data = IMAGES[name]
     for stop in range(len(data)):
         assert outcome(data[:stop]) is None, f"accepted the first {stop} of {len(data)} bytes of a {media}"
@@ -138,15 +138,13 @@ ORDINARY = [
     changes=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255)), max_size=3),
     cut=st.floats(0.5, 1),
 )
-def test_the_compiled_parser_finds_what_python_finds(
-    source: bytes, changes: list[tuple[float, int]], cut: float
-) -> None:
-    """It leaves what is unusual or damaged to Python: the header, the remarks and the errors are the same."""
+def test_the_compiled_parser_agrees_with_python(source: bytes, changes: list[tuple[float, int]], cut: float) -> None:
+    """Unusual and damaged headers are left to Python: the header, the remarks and the errors are the same."""
     codec = pytest.importorskip("readers.coefficients.native")
     assert codec.read_jpeg_facts(source) is not None
     data = bytearray(source[: math.ceil(cut * len(source))])
     for place, value in changes:
-        data[int(place**3 * len(data))] = value  # most of them in the header
+        data[int(place**3 * len(data))] = value  # most of the flips in the header
 
     def checked(decode: str) -> Any:
         try:
@@ -235,7 +233,7 @@ def test_decoded_pixels_are_refused_as_files() -> None:
         (b"BMW M3 Coupe, a caption of a car", "42 4d 57 20 4d 33 20 43"),
     ],
 )
-def test_no_image(data: bytes, found: str) -> None:
+def test_data_without_an_image(data: bytes, found: str) -> None:
     assert sniff(data) == sniff(memoryview(data)) == ""
     assert refusal(data) == f"image, byte 0: expected the magic of {', '.join(SUFFIX)}, found {found}"
 
@@ -244,13 +242,13 @@ def test_no_image(data: bytes, found: str) -> None:
 
 
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
-def test_an_invalid_orientation_is_none(format: str) -> None:
+def test_an_invalid_orientation_is_ignored(format: str) -> None:
     assert {parse_header(encode(format, orientation=value)).orientation for value in (0, 9, 65535)} == {1}
 
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_orientation_of_a_blob(order: str) -> None:
-    """Its type of number, and where it is cut; `test_unusual_images` compares with Pillow."""
+    """The number type of the entry, and every cut; `test_unusual_images` compares with Pillow."""
     blob = exif_blob(6, order=order)
     assert orientation(blob, 0, 99) == orientation(b"..Exif\0\0" + blob, 2, 99) == 6
     many = blob[:8] + struct.pack(order + "H", 60000) + blob[10:]
@@ -270,7 +268,7 @@ def test_animations_have_the_size_of_their_canvas() -> None:
         assert header[1:4] == (HEIGHT, WIDTH, components)
 
 
-# Handmade files that Pillow does not write, and false ones.
+# Handmade files that Pillow does not write, and invalid ones.
 
 
 # --- JPEG ------------------------------------------------------------------------------------------------
@@ -444,7 +442,7 @@ def test_gif_blocks() -> None:
     nothing = GIF.replace(b"\x0d", b"\0") + frame_block + b";"
     assert "byte 6: expected a height and a width of 1 to" in refusal(nothing)
     larger = frame_block.replace(bytes(8), struct.pack("<4H", 3, 1, 17, 4), 1)
-    assert parse_header(GIF + larger + b";")[:3] == ("gif", 7, 20), "the canvas holds the first image"
+    assert parse_header(GIF + larger + b";")[:3] == ("gif", 7, 20), "the first image exceeds the canvas"
 
 
 # --- BMP -------------------------------------------------------------------------------------------------
@@ -488,7 +486,7 @@ def test_bitmap_sizes() -> None:
 
 
 def tiff(*entries: tuple[int, int, int, int], order: str = "<", big: bool = False, body: int = 64) -> bytes:
-    """A directory of (tag, type, count, value) and `body` bytes behind it."""
+    """A directory of (tag, type, count, value), followed by the bytes `body`."""
     mark = b"II" if order == "<" else b"MM"
     if big:
         head = mark + struct.pack(order + "HHHQQ", 43, 8, 0, 16, len(entries))

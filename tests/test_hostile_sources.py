@@ -1,7 +1,7 @@
-"""Sources that are damaged or made to harm: nothing escapes, no other file is read, memory is bounded, each ends in one
+"""Damaged and malicious sources: no output escapes, no other file is read, memory is bounded, and each ends in one
 error.
 
-Every trial runs in a process of its own, with 1 GiB of memory and 60 seconds.
+Every trial runs in a separate process, with 1 GiB of memory and 60 seconds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def items(file: Any) -> None:
 
 
 def hdf5_layout(fill: Callable[[Any], None]) -> Layout:
-    """In the newest form of the file."""
+    """A file in HDF5's newest file format."""
 
     def write(folder: Path) -> Path:
         with h5py.File(folder / "x.h5", "w", libver="latest") as file:
@@ -65,7 +65,7 @@ def hdf5_layout(fill: Callable[[Any], None]) -> Layout:
 
 
 def pax(folder: Path) -> Path:
-    """With long names, and a link."""
+    """A tar with long names, and a link."""
     link = tarfile.TarInfo("train/dog/link.jpg")
     link.type, link.linkname = tarfile.SYMTYPE, f"../../{NAMES[1]}"
     members = [(name.replace("/0.", f"/{'long' * 30}."), TREE[name]) for name in NAMES]
@@ -79,7 +79,7 @@ NASTY = [b"../../evil", b"/etc/evil", b"\0", b"\xff\xfe", b"\n", b'"', b",", b"N
 
 
 def damaged(data: bytes, rng: random.Random) -> bytes:
-    """Cut short, bytes changed, sizes made huge, names made to lead out, parts repeated or taken away."""
+    """Damage bytes: cut short, changed bytes, huge sizes, names that lead outside, parts repeated or removed."""
     content = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         at = rng.randrange(len(content) or 1)
@@ -99,7 +99,7 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
             content[at:at] = content[at : at + rng.randrange(2000)]
         elif how == 6:
             del content[at : at + rng.randrange(600)]
-        elif len(content) > 512:  # a whole header of tar, its checksum made right
+        elif len(content) > 512:  # a whole tar header with a corrected checksum
             start = at // 512 * 512
             header = content[start : start + 512]
             if len(header) == 512:
@@ -110,13 +110,13 @@ def damaged(data: bytes, rng: random.Random) -> bytes:
 
 
 def attempt(source: Path, out: Path) -> str:
-    """Convert, and return the result: "packed", "refused", or raises."""
+    """Convert and return the result: "packed" or "refused". Raises any other error."""
     try:
         packer.convert(source, "tar", out, run=packer.Run(workers=1, on_error="skip"))
     except PackerError as error:
         assert source.name in str(error), f"an error that does not name the source: {error}"
         return "refused"
-    assert packer.verify(out, workers=1).ok, "what was packed must be whole"
+    assert packer.verify(out, workers=1).ok, "the packed set must be intact"
     return "packed"
 
 
@@ -125,12 +125,12 @@ def everything_below(folder: Path) -> set[str]:
 
 
 def fuzz(tmp_path: Path, layout: Layout, rounds: int, seed: int) -> Counter[str]:
-    """Damages a file of a source again and again; what a conversion ends in."""
+    """Damage a file of a source repeatedly; returns the outcomes of the conversions."""
     rng, ends = random.Random(seed), Counter[str]()
     inside, out = tmp_path / "inside", tmp_path / "inside/out"
     inside.mkdir()
     source = layout.write(inside)
-    assert attempt(source, out) == "packed", "undamaged, it must pack"  # and loads what it takes
+    assert attempt(source, out) == "packed", "undamaged, it must pack"  # this also loads its imports
     files = {path: path.read_bytes() for path in ([source] if source.is_file() else sorted(source.rglob("*.*")))}
     before = everything_below(tmp_path)
     for trial in range(rounds):
@@ -159,12 +159,12 @@ FEW = ("tar", "pax", "tar.gz", "tar.zst", "zip stored", "csv", "jsonl", "one tfr
 def test_damage_ends_in_an_error_that_names_the_source(tmp_path: Path, name: str, rounds: int) -> None:
     ends = fuzz(tmp_path, FUZZED[name], rounds, seed=rounds)
     print(name, dict(ends))
-    assert ends["refused"] or FUZZED[name].whole, "damage that nothing notices tests nothing"
+    assert ends["refused"] or FUZZED[name].whole, "no damage was detected, so this test proves nothing"
     assert set(ends) <= set(ENDS), f"{ends}; see {tmp_path}"
 
 
 def limited(tmp_path: Path, source: Path) -> str:
-    """The message with which a conversion in bounded memory ends, which must be a PackerError."""
+    """The message of a PackerError, with which a conversion in bounded memory must end."""
     report = tmp_path / "message"
 
     def work() -> str:
@@ -189,7 +189,7 @@ def tar_that_claims(size: int) -> bytes:
 @pytest.mark.parametrize(
     ("name", "data", "size"),
     [
-        ("in.tar", tar_that_claims(1 << 33), (1 << 33) + 2048),  # as large as it says, and sparse
+        ("in.tar", tar_that_claims(1 << 33), (1 << 33) + 2048),  # as large as it claims, and sparse
         ("in.tar.gz", gzip.compress(tar_that_claims(1 << 33)), 0),
         ("in.tfrecord", record_head((1 << 31) - 1), 1 << 33),
         ("in.csv", b"path,label\n", 1 << 33),  # one endless line
@@ -197,14 +197,16 @@ def tar_that_claims(size: int) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_claims_8_gib_is_refused_in_bounded_memory(tmp_path: Path, name: str, data: bytes, size: int) -> None:
+def test_sources_that_claim_8_gib_are_refused_in_bounded_memory(
+    tmp_path: Path, name: str, data: bytes, size: int
+) -> None:
     os.truncate(write(tmp_path / name, data), size or len(data))
     assert name in limited(tmp_path, tmp_path / name)
 
 
 # --- HDF5 ------------------------------------------------------------------------------------------------------------
 def claim(name: str, shape: tuple[int, ...], dtype: Any, chunks: tuple[int, ...], **options: Any) -> Callable[..., Any]:
-    """A data set that claims much and stores nothing, in a file of JPEGs where it is a table of them."""
+    """A dataset that claims a huge size and stores nothing, in a file of JPEGs where it is one of their tables."""
 
     def fill(file: Any) -> None:
         if name in ("offsets", "keys"):
@@ -275,7 +277,7 @@ def test_no_other_file_is_read(tmp_path: Path, make: Callable[..., None]) -> Non
         packer.index([path], tmp_path / "index", workers=1)
 
 
-def test_soft_links_in_circles_are_named_and_those_to_nowhere_left_out(tmp_path: Path) -> None:
+def test_circular_soft_links_are_named_and_dangling_ones_left_out(tmp_path: Path) -> None:
     def loop(file: Any) -> None:
         ranges(file)
         file["one"], file["two"] = h5py.SoftLink("/two"), h5py.SoftLink("/one")

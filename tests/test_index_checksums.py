@@ -1,4 +1,4 @@
-"""The index is protected like the shards: by checksums of its files, and a fingerprint that covers it."""
+"""The index is protected like the shards: by checksums of its files, and by a fingerprint that covers it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HEADER_COLUMNS = ("height", "width", "components", "process", "orientation", "me
 
 @pytest.fixture(scope="module", params=FORMATS)
 def packed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three samples with masks, one of them without; read-only."""
+    """Three samples, two of them with masks; read-only."""
     root = tmp_path_factory.mktemp("checksums")
     tree_of(root / "in", {f"train/cat/{number}.JPEG": make_jpeg(number) for number in range(3)})
     return convert(root / "in", root / "set", request.param).output
@@ -48,7 +48,8 @@ def without_checksums(root: Path, *, adopted: bool = False) -> Path:
 
 
 def test_every_flipped_byte_of_every_column_is_detected(packed: Path, tmp_path: Path) -> None:
-    """By checksums; and where a set of an earlier version has none, in columns of headers by comparison with shards."""
+    """By checksums; for a set of an earlier version without them, in columns of headers by comparison with the
+    shards."""
     root = copy_of(packed, tmp_path)
     assert packer.verify(root, workers=1).ok, "the undamaged set does not verify"
     flips = 0
@@ -73,7 +74,7 @@ def test_every_flipped_byte_of_every_column_is_detected(packed: Path, tmp_path: 
         path.write_bytes(before)
 
 
-def test_nothing_is_extracted_or_converted_by_a_damaged_index(packed: Path, tmp_path: Path) -> None:
+def test_a_damaged_index_is_used_for_no_extraction_or_conversion(packed: Path, tmp_path: Path) -> None:
     root = copy_of(packed, tmp_path)
     path = root / "train.index" / "image.name.npy"
     flip(path, path.stat().st_size - 1)
@@ -95,7 +96,7 @@ def test_a_damaged_index_at_an_address_is_detected(packed: Path, tmp_path: Path,
     path = root / "train.index" / "width.npy"
     flip(path, path.stat().st_size - 1)
     remote.store.put("train.index/width.npy", path, crc32c=0)
-    for _ in range(2):  # with the index that is kept here, and without
+    for _ in range(2):  # with the index cached on this machine, and without it
         result = packer.verify(address)
         assert not result.ok and "width.npy" in str(result.problems[0]), result.problems
         shutil.rmtree(readers.opening.remote.index_cache_folder(), ignore_errors=True)
@@ -113,8 +114,8 @@ def two_images(folder: Path) -> Path:
     return path
 
 
-def test_sets_that_read_the_same_shard_otherwise_have_other_fingerprints(tmp_path: Path, place: dict[str, Any]) -> None:
-    """So that a cache and a token of one do not serve the other."""
+def test_different_indexes_of_one_shard_have_different_fingerprints(tmp_path: Path, place: dict[str, Any]) -> None:
+    """Otherwise a cache or a token of one set would be accepted for the other."""
     shard = two_images(tmp_path / "shards")
     left, right, again = (
         packer.index([shard], tmp_path / name, image_key=f"{key}/encoded", workers=1).output
@@ -134,10 +135,12 @@ def test_sets_that_read_the_same_shard_otherwise_have_other_fingerprints(tmp_pat
             token.check(fingerprint=two.fingerprint, order_spec=order.spec(), decoder="", samples=4)
     for root in (left, right):
         without_checksums(root)
-    assert readers.open(left).fingerprint != readers.open(right).fingerprint, "so do those without checksums"
+    assert readers.open(left).fingerprint != readers.open(right).fingerprint, (
+        "without checksums the sets share a fingerprint"
+    )
 
 
-def test_a_set_adopted_with_keys_of_its_own_verifies_and_is_rebuilt_with_them(tmp_path: Path) -> None:
+def test_a_set_adopted_with_derived_keys_verifies_and_is_rebuilt_with_them(tmp_path: Path) -> None:
     shard = two_images(tmp_path / "shards")
     root = packer.index([shard], image_key="right/encoded", workers=1).output
     assert packer.verify(root, deep=True, workers=1).ok
@@ -147,7 +150,7 @@ def test_a_set_adopted_with_keys_of_its_own_verifies_and_is_rebuilt_with_them(tm
     assert not packer.verify(root, workers=1).ok
     packer.index([root], workers=1)
     assert packer.verify(root, workers=1).ok
-    assert readers.open(root).fingerprint == before, "the repair made another set of it"
+    assert readers.open(root).fingerprint == before, "the repair changed the fingerprint"
     with readers.open(root) as reader:
         assert bytes(reader.read(0)) == make_jpeg(100)
 

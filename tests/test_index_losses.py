@@ -1,4 +1,4 @@
-"""`packer index` compares with the existing set before it changes it: nothing is lost without a flag."""
+"""`packer index` compares with the existing set before changing it: no data is lost without a flag."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from readers.table import NO_LABEL
 
 @pytest.fixture(scope="module", params=("tfrecord", "tar"))
 def original(request: pytest.FixtureRequest, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Six shards of train, two of val; tests may not write to it."""
+    """Six shards of train, two of val; tests may not write to the set."""
     return convert(tree, tmp_path_factory.mktemp("losses") / "set", request.param, samples=6).output
 
 
@@ -39,7 +39,7 @@ def shards_of(root: Path, split: str = "train") -> list[Path]:
 
 
 def refused(root: Path, call: Callable[[], object], *texts: str) -> None:
-    """The call raises OutputError or SourceError with all of these texts, and changes nothing."""
+    """The call must raise OutputError or SourceError with all of these texts, and change no file."""
     before = files_of(root)
     with pytest.raises((readers.OutputError, readers.SourceError)) as caught:
         call()
@@ -49,7 +49,7 @@ def refused(root: Path, call: Callable[[], object], *texts: str) -> None:
 
 
 def shard(path: Path, images: list[int], classes: tuple[str, ...] = (), labels: list[int] | None = None) -> Path:
-    """A shard by packer that belongs to no set."""
+    """A packer shard that belongs to no set."""
     path.parent.mkdir(parents=True, exist_ok=True)
     to = {".h5": "hdf5", ".tar": "tar"}.get(path.suffix, "tfrecord")
     writer = format_named(to).open_writer(path, ShardSpec("train", {"image": "image"}, classes))
@@ -78,22 +78,22 @@ def test_shards_of_another_set_do_not_replace_a_set(packed: Path, tmp_path: Path
     assert packer.verify(packed, workers=1).ok
 
 
-def test_one_shard_of_a_set_is_not_taken_for_all_of_it_and_a_missing_one_is_not_ignored(
+def test_one_shard_is_not_taken_for_the_whole_set_and_a_missing_one_is_not_ignored(
     packed: Path, tmp_path: Path
 ) -> None:
     before, (one, _, lost, *_) = files_of(packed), shards_of(packed)
     for _ in range(2):
         packer.index([packed], workers=1)
-        assert files_of(packed) == before, "a sound index was rebuilt"
+        assert files_of(packed) == before, "an intact index was rebuilt"
     refused(packed, lambda: packer.index([one], workers=1), "39 samples in 7 shards", f"packer index {packed}")
     apart = packer.index(str(one), tmp_path / "apart", accept_loss=True, workers=1)  # one shard needs no list
     with readers.open(tmp_path / "apart") as reader:
-        assert apart.samples == 6 and reader.classes == ("cat", "dog", "owl"), "the set of the shard knows its classes"
+        assert apart.samples == 6 and reader.classes == ("cat", "dog", "owl"), "the classes of the set were lost"
     lost.unlink()
     refused(packed, lambda: packer.index([packed], workers=1), "6 samples in 1 shard", lost.name)
     result = packer.index([packed], accept_loss=True, workers=1)
     assert result.samples == 39 and packer.verify(packed, workers=1).ok
-    assert packer.index([packed], workers=1).samples == 39, "a loss that was accepted is asked about again"
+    assert packer.index([packed], workers=1).samples == 39, "an accepted loss is reported again"
 
 
 def test_a_missing_shard_shows_in_the_names_of_the_others(packed: Path) -> None:
@@ -106,7 +106,7 @@ def test_a_missing_shard_shows_in_the_names_of_the_others(packed: Path) -> None:
     assert packer.index([packed], accept_loss=True, workers=1).samples == 39
 
 
-def test_numbers_in_names_show_what_is_missing() -> None:
+def test_numbers_in_names_reveal_missing_shards() -> None:
     cases: list[tuple[list[str], int, list[str]]] = [
         (["train-00000-of-00003.h5", "train-00002-of-00003.h5"], 1, ["train-00001-of-00003.h5"]),
         (["a-1-of-2", "a-2-of-2"], 0, []),
@@ -121,7 +121,7 @@ def test_numbers_in_names_show_what_is_missing() -> None:
         assert missing_shards(names) == (count, first)
 
 
-def test_a_record_that_was_cut_off_is_a_loss(tree: Path, tmp_path: Path) -> None:
+def test_a_truncated_record_is_a_loss(tree: Path, tmp_path: Path) -> None:
     root = convert(tree, tmp_path / "set", "tfrecord", samples=12).output
     path = shards_of(root)[1]
     data, position = path.read_bytes(), 0
@@ -136,7 +136,7 @@ def test_a_record_that_was_cut_off_is_a_loss(tree: Path, tmp_path: Path) -> None
     assert packer.index([root], accept_loss=True, workers=1).samples == 43
 
 
-def test_damage_gets_no_new_checksums_and_what_cannot_be_read_is_not_replaced_silently(packed: Path) -> None:
+def test_damaged_shards_get_no_new_checksums_and_an_unreadable_index_is_not_replaced_silently(packed: Path) -> None:
     path, data = damage(packed, 8)
     refused(packed, lambda: packer.index([packed], workers=1), "the checksums of 1 shard", "damaged, or rewritten")
     assert not packer.verify(packed, workers=1).ok
@@ -150,8 +150,8 @@ def test_damage_gets_no_new_checksums_and_what_cannot_be_read_is_not_replaced_si
         assert reader.classes == ("cat", "dog", "owl")
 
 
-def test_an_error_in_the_middle_leaves_the_set_whole(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also in the last step the old index is still whole."""
+def test_an_error_in_the_middle_leaves_the_set_intact(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even in the last step the old index is still intact."""
     flipped = packed / "train.index" / "width.npy"
     data = flipped.read_bytes()
     flipped.write_bytes(data[:-1] + b"\x7f")
@@ -182,10 +182,10 @@ def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, t
         found = files_of(out)
         state = "old" if found["dataset.json"] == before["dataset.json"] else "new"
         if state == "old":
-            found = dict.fromkeys({*DOCUMENTS} - {*found}, b"") | found  # those may be missing until the next command
+            found = dict.fromkeys({*DOCUMENTS} - {*found}, b"") | found  # may be missing until the next command
             same = {name for name in before if found[name] == before[name]}
             assert {name for name in before if found[name]} == same, f"step {step} has damaged the old set"
-        assert packer.verify(out, workers=1).ok, f"the {state} set is not whole after step {step}"
+        assert packer.verify(out, workers=1).ok, f"the {state} set is not intact after step {step}"
         outcomes[state] = outcomes.get(state, 0) + 1
         if not crashed:
             break
@@ -194,7 +194,7 @@ def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, t
         shard = "train-00000-of-00001.tfrecord"
         assert names == {"dataset.json", *DOCUMENTS, shard, "train.index-2"}, f"after step {step}"
     else:
-        pytest.fail("the command never got through")
+        pytest.fail("the command never completed")
     assert outcomes["old"] > 6 and outcomes["new"] > 2, outcomes
 
 
@@ -255,7 +255,7 @@ def test_a_tar_shard_describes_its_set(tmp_path: Path) -> None:
     outer.finish()
     assert tar.describe(tmp_path / "outer.tar") == ShardSpec("train", {"image": "file"})
     (tmp_path / "plain.tar").write_bytes((tmp_path / "outer.tar").read_bytes()[: 512 + len(data)] + bytes(1024))
-    assert tar.describe(tmp_path / "plain.tar") is None, "a shard that is a member was taken for the whole"
+    assert tar.describe(tmp_path / "plain.tar") is None, "one shard of a set was taken for the whole set"
     at = data.index(b'"classes"')
     path.write_bytes(data[:at] + b"X" + data[at + 1 :])
     with pytest.raises(readers.FormatError, match=r"its record of the set at byte \d+ is damaged: its CRC32C"):

@@ -1,4 +1,5 @@
-"""Other programs read packer's shards, which adopts theirs: GNU tar, tarfile, webdataset, tfrecord, protobuf, h5py."""
+"""Other programs read packer's shards, and packer adopts theirs: GNU tar, tarfile, webdataset, tfrecord, protobuf,
+h5py."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ Content = dict[str, tuple[bytes, int]]
 
 
 def tar(*arguments: object, folder: Path | None = None) -> str:
-    """Run GNU tar; anything on stderr is a failure."""
+    """Run GNU tar; any text on stderr is a failure."""
     command = [str(GNU_TAR), *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=300, check=False)
     assert done.returncode == 0 and not done.stderr, f"{command}: {done.stderr}"
@@ -42,7 +43,7 @@ def tar(*arguments: object, folder: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def packed(tree: Path, pack: Callable[..., Path]) -> Callable[[str], Path]:
-    """The set of the session's image tree in a format."""
+    """The image tree of the session packed in a format."""
     return lambda to: pack(tree, to, samples_per_shard=16, label_offset=int(to == "tfrecord"))
 
 
@@ -76,7 +77,7 @@ def read_with_webdataset(urls: list[str]) -> list[dict[str, Any]]:
 
 
 def tricky_shard(folder: Path, to: str) -> tuple[Path, list[PackedSample]]:
-    """One shard with every field, and keys that need care."""
+    """A shard with every field, and with keys that are hard to store."""
     fields = {"image": "image", "mask": "file", "json": "json"}
     image = make_jpeg(5)
     samples = [
@@ -104,8 +105,8 @@ def test_gnu_tar_lists_and_unpacks(packed: Callable[[str], Path], tree: Path, tm
     in_order = [f"{key}.{extension}" for key in expected for extension in ("__name__", "cls", "jpg")]
     assert names == in_order, "members of a sample are not adjacent, or extensions not sorted"
     for key, (data, label) in expected.items():
-        assert (tmp_path / f"{key}.jpg").read_bytes() == data, f"{key} unpacks to other bytes"
-        assert (tmp_path / f"{key}.cls").read_text() == str(label), f"the label of {key} unpacks otherwise"
+        assert (tmp_path / f"{key}.jpg").read_bytes() == data, f"{key} is unpacked to other bytes"
+        assert (tmp_path / f"{key}.cls").read_text() == str(label), f"the label of {key} differs"
 
 
 @needs_tar
@@ -120,7 +121,7 @@ def test_gnu_tar_unpacks_tricky_keys(tmp_path: Path) -> None:
     )
 
 
-def test_tarfile_finds_what_the_index_says(packed: Callable[[str], Path]) -> None:
+def test_tarfile_agrees_with_the_index(packed: Callable[[str], Path]) -> None:
     root = packed("tar")
     with readers.open(root, "val") as reader:
         places = {f"{reader.keys[i]}.jpg": reader.byte_range(i) for i in range(len(reader))}
@@ -135,7 +136,7 @@ def test_tarfile_finds_what_the_index_says(packed: Callable[[str], Path]) -> Non
         assert found == places
 
 
-def test_webdataset_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
+def test_webdataset_reads_our_shards(packed: Callable[[str], Path], tree: Path) -> None:
     expected = originals(tree, "train")
     read = read_with_webdataset(shards(packed("tar"), "train"))
     seen = {sample["__key__"]: (sample["jpg"], int(sample["cls"])) for sample in read}
@@ -144,20 +145,20 @@ def test_webdataset_reads_ours(packed: Callable[[str], Path], tree: Path) -> Non
 
 
 def test_webdataset_reads_tricky_keys(tmp_path: Path) -> None:
-    """Keys that webdataset would split or skip arrive under another stem; the real key is in a member of its own."""
+    """Keys that webdataset would split or skip arrive under another stem; the real key is in a separate member."""
     path, samples = tricky_shard(tmp_path, "tar")
     read = read_with_webdataset([str(path)])
     assert len(read) == len(samples), "webdataset drops samples, or mixes them"
     for ours, theirs in zip(samples, read, strict=True):
         key = json.loads(theirs["__name__"])["key"] if "__name__" in theirs else theirs["__key__"]
         assert key == ours.key
-        assert (theirs["jpg"], theirs["mask.bin"], theirs["json"]) == ours.payloads, f"{key} reads otherwise"
+        assert (theirs["jpg"], theirs["mask.bin"], theirs["json"]) == ours.payloads, f"{key} has other content"
         assert int(theirs["cls"]) == ours.label
 
 
 @needs_tar
-def test_readers_of_samples_do_not_see_the_record_of_the_set(packed: Callable[[str], Path]) -> None:
-    """It stands behind the end of the archive; only a tar with -i reads on and finds it, and it is a member then."""
+def test_sample_readers_do_not_see_the_record_of_the_set(packed: Callable[[str], Path]) -> None:
+    """The record is after the end of the archive; only a tar with -i reads on, and sees it as a member."""
     shard = shards(packed("tar"), "train")[0]
     names = tar("tf", shard).splitlines()
     assert "__packer__" not in names
@@ -170,7 +171,7 @@ def test_readers_of_samples_do_not_see_the_record_of_the_set(packed: Callable[[s
 @needs_tar
 @pytest.mark.parametrize("kind", ["ustar", "gnu", "pax", "v7"])
 def test_tars_of_gnu_tar_are_adopted(tmp_path: Path, kind: str) -> None:
-    """A folder of files as people have them, with a name that needs an extended header where the format has one."""
+    """A folder of files as users have them, with a name that needs an extended header where the format has one."""
     folder = tmp_path / "files"
     keys = ["000", "001", "sub/002"] + ([] if kind in ("ustar", "v7") else ["sub/" + "long" * 40, "sub/Grüße"])
     expected = {}
@@ -192,7 +193,7 @@ def test_tars_of_gnu_tar_are_adopted(tmp_path: Path, kind: str) -> None:
 
 @needs_tar
 def test_a_whole_folder_packed_by_gnu_tar_is_adopted(tmp_path: Path) -> None:
-    """With directory members and names that begin with "./", and a file that is no image."""
+    """With directory members, names that begin with "./", and a file that is not an image."""
     images = {f"d/{number}.png": make_jpeg(number) for number in range(4)}
     folder = tree_of(tmp_path / "files", images | {"d/z.webp": b"no image"})
     tar("cf", tmp_path / "val-000000.tar", "--sort=name", "-C", folder, ".")
@@ -236,7 +237,7 @@ def test_other_extensions_are_named_by_options(tmp_path: Path) -> None:
 
 
 # --- TFRecord: read by others -------------------------------------------------------------------------------------
-def test_tfrecord_package_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
+def test_the_tfrecord_package_reads_our_shards(packed: Callable[[str], Path], tree: Path) -> None:
     """Labels are stored from 1, as in the ImageNet records, because the set was packed with label_offset=1."""
     expected = originals(tree, "train")
     seen = {}
@@ -272,11 +273,11 @@ def test_protobuf_parses_our_examples(tmp_path: Path) -> None:
         if ours.label < 2:
             expected |= {key: [(b"zero", b"one")[ours.label]] for key in ("image/class/synset", "image/class/text")}
         assert stored == expected, f"the features of {ours.key!r} differ"
-        assert message.SerializeToString() and message.ByteSize() == len(data), "protobuf would write it otherwise"
+        assert message.SerializeToString() and message.ByteSize() == len(data), "protobuf writes other bytes"
 
 
-def test_tfrecord_checksums_are_those_of_the_tfrecord_package(packed: Callable[[str], Path]) -> None:
-    """Its reader skips them, its writer makes them: every record is what the writer would have framed."""
+def test_tfrecord_checksums_equal_those_of_the_tfrecord_package(packed: Callable[[str], Path]) -> None:
+    """The package skips checksums when reading and computes them when writing: its writer frames the same records."""
     masked_crc = tfrecord.writer.TFRecordWriter.masked_crc
     [shard] = shards(packed("tfrecord"), "val")
     records = [bytes(data) for data in tfrecord.reader.tfrecord_iterator(shard)]
@@ -310,13 +311,13 @@ def test_tfrecords_of_the_tfrecord_package_are_adopted(tmp_path: Path) -> None:
 
 
 # --- HDF5 ---------------------------------------------------------------------------------------------------------
-def test_h5py_reads_ours(packed: Callable[[str], Path], tree: Path) -> None:
-    """The reading code that the format's documentation promises: with h5py alone."""
+def test_h5py_reads_our_shards(packed: Callable[[str], Path], tree: Path) -> None:
+    """The reading code that the format documentation promises, with h5py alone."""
     seen = {}
     for shard in shards(packed("hdf5"), "train"):
         with h5py.File(shard) as file:
             data, offset, length = (file[f"image/{name}"] for name in ("data", "offset", "length"))
-            assert data.chunks is None and data.dtype == np.uint8, "the images are not one contiguous data set"
+            assert data.chunks is None and data.dtype == np.uint8, "the images are not one contiguous dataset"
             keys, labels = file["key"].asstr()[:], file["label"][:]
             for i, key in enumerate(keys):
                 start = int(offset[i])
@@ -336,7 +337,7 @@ def test_h5py_reads_tricky_keys(tmp_path: Path) -> None:
             assert file[f"{field}/data"][first : first + count].tobytes() == samples[3].payloads[number]
 
 
-# --- adoption itself ----------------------------------------------------------------------------------------------
+# --- adoption -----------------------------------------------------------------------------------------------------
 def test_two_formats_at_once_are_refused(packed: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="index one format at a time"):
         packer.index([*shards(packed("tar"), "val"), *shards(packed("hdf5"), "val")], tmp_path / "out", workers=1)

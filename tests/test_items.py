@@ -1,4 +1,4 @@
-"""Fields in training: decoded, on their image, the same in every loader; asking for them changes nothing."""
+"""Fields in training: decoded, aligned with their image, the same in every loader; requesting them changes no image."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NAMES = ("image", "mask", "boxes", "box_labels", "points", "caption", "vector", 
 OPS = [RandomResizedCrop(48, scale=(0.3, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()]
 TURNED = [RandomResizedCrop(48, scale=(0.5, 1.0)), RandomRotation(20)]
 
-STORED = {  # what an orientation of EXIF undoes
+STORED = {  # the operation that undoes an EXIF orientation
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -115,7 +115,7 @@ def reader(place: Path) -> Iterator[readers.Reader]:
 
 
 def by_index(batches: Any, names: tuple[str, ...] = NAMES) -> dict[int, dict[str, Any]]:
-    """The samples of batches, apart."""
+    """The samples of batches, separately."""
     found = {}
     for batch in batches:
         for row, index in enumerate(batch[names.index("index")].tolist()):
@@ -132,12 +132,12 @@ def same(first: Any, second: Any) -> bool:
 
 
 def check_aligned(sample: dict[str, Any], margin: int = 60, fill: int = 0) -> None:
-    """That mask, boxes and points are where the image shows them."""
+    """Check that mask, boxes and points are where the image shows them."""
     image = sample["image"].permute(1, 2, 0).numpy()
     classes, clear = shown(image, margin)
     mask = sample["mask"].numpy()
     assert mask.shape == image.shape[:2] and clear.mean() > 0.5
-    assert (mask[clear] != classes[clear]).mean() < 0.01, "JPEG blurs few of the clear pixels"
+    assert (mask[clear] != classes[clear]).mean() < 0.01, "more pixels differ than JPEG blurs"
     assert len(sample["boxes"]) == len(sample["box_labels"])
     for box, number in zip(sample["boxes"].numpy(), sample["box_labels"].tolist(), strict=True):
         rows, columns = np.nonzero(mask == number)
@@ -147,9 +147,9 @@ def check_aligned(sample: dict[str, Any], margin: int = 60, fill: int = 0) -> No
     assert sample["box_labels"].dtype == torch.int64 and sample["boxes"].dtype == torch.float32
 
 
-# --- what a batch has ---------------------------------------------------------------------------------------------
+# --- the content of a batch ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("ops", [OPS, TURNED, [Resize((60, 50))], [RandomRotation(30), *OPS, ColorJitter()]], ids=repr)
-def test_fields_are_on_their_images(reader: readers.Reader, ops: list[Any]) -> None:
+def test_fields_are_aligned_with_their_images(reader: readers.Reader, ops: list[Any]) -> None:
     loader = ImageLoader(reader, 7, augment=ops, fields=NAMES, seed=3, ranks=Ranks(tail="exact"), threads=2)
     samples = by_index(loader)
     assert sorted(samples) == list(range(COUNT))
@@ -159,7 +159,7 @@ def test_fields_are_on_their_images(reader: readers.Reader, ops: list[Any]) -> N
         assert (sample["label"], sample["key"]) == (index % 4, f"{index:02d}")
         assert sample["vector"].tolist() == [index, index / 2]
     left_out = sum(1 + index % 3 - len(sample["boxes"]) for index, sample in samples.items())
-    assert bool(left_out) == any(op.crops for op in ops), "boxes that a crop leaves out, and no others"
+    assert bool(left_out) == any(op.crops for op in ops), "wrong boxes were left out"
 
 
 def test_types_and_shapes_of_a_batch(reader: readers.Reader) -> None:
@@ -172,7 +172,7 @@ def test_types_and_shapes_of_a_batch(reader: readers.Reader) -> None:
     assert all(isinstance(text, str) for text in batch["text"])
 
 
-def test_without_the_image_fields_are_as_they_were_packed(reader: readers.Reader) -> None:
+def test_without_the_image_fields_are_as_packed(reader: readers.Reader) -> None:
     names = ("boxes", "points", "mask", "index", "json")
     ((boxes, points, masks, indices, tags),) = ImageLoader(reader, COUNT, fields=names, shuffle=False)
     assert indices.tolist() == list(range(COUNT)) and boxes[4].tolist() == [[8, 10, 40, 44], [50, 30, 86, 80]]
@@ -180,7 +180,7 @@ def test_without_the_image_fields_are_as_they_were_packed(reader: readers.Reader
     assert [tuple(mask.shape) for mask in masks[:3]] == [(90, 120), (120, 90), (100, 100)]
 
 
-def test_views_have_masks_and_boxes_of_their_own(reader: readers.Reader) -> None:
+def test_each_view_has_its_masks_and_boxes(reader: readers.Reader) -> None:
     names = ("image", "mask", "boxes", "box_labels", "caption")
     loader = ImageLoader(reader, 6, augment=Views([OPS, TURNED]), fields=names, seed=1)
     images, masks, boxes, labels, captions = next(iter(loader))
@@ -208,7 +208,7 @@ def test_boxes_that_are_hardly_visible_are_left_out_with_their_rows(reader: read
         assert set(few[index]["box_labels"].tolist()) <= set(kept[index]["box_labels"].tolist())
 
 
-def test_labels_of_boxes_follow_boxes_that_are_not_asked_for(reader: readers.Reader) -> None:
+def test_box_labels_alone_equal_those_with_boxes(reader: readers.Reader) -> None:
     options: dict[str, Any] = {"augment": OPS, "seed": 2}
     names = ("image", "box_labels", "index")
     alone = by_index(ImageLoader(reader, 8, fields=names, **grouped(options)), names)
@@ -216,11 +216,11 @@ def test_labels_of_boxes_follow_boxes_that_are_not_asked_for(reader: readers.Rea
     assert all(same(sample["box_labels"], together[index]["box_labels"]) for index, sample in alone.items())
 
 
-def test_what_comes_into_view_has_the_number_that_was_asked_for(reader: readers.Reader) -> None:
+def test_masks_are_filled_with_mask_fill_outside_the_image(reader: readers.Reader) -> None:
     fields = FieldOptions(names=("image", "mask"), mask_fill=255)
     loader = ImageLoader(reader, COUNT, augment=TURNED, fields=fields)
     ((images, masks),) = loader
-    dark = (images < 140).all(dim=1)  # half of a pixel at most is of the image
+    dark = (images < 140).all(dim=1)  # outside the image, up to half of an edge pixel
     assert (masks == 255).any() and dark[masks == 255].float().mean() > 0.99
 
 
@@ -231,7 +231,7 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 
 
 # --- every loader ----------------------------------------------------------------------------------------------------
-def test_asking_for_fields_changes_no_image_and_no_order(reader: readers.Reader) -> None:
+def test_requesting_fields_changes_no_image_and_no_order(reader: readers.Reader) -> None:
     names = ("image", "label", "index")
     plain = ImageLoader(reader, 7, augment=TURNED, fields=names, seed=5, threads=1)
     asked = ImageLoader(reader, 7, augment=TURNED, fields=NAMES, seed=5, threads=3)
@@ -242,7 +242,7 @@ def test_asking_for_fields_changes_no_image_and_no_order(reader: readers.Reader)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_makes_the_same_as_a_loader(reader: readers.Reader, workers: int) -> None:
+def test_a_data_set_gives_the_items_of_a_loader(reader: readers.Reader, workers: int) -> None:
     order = Shuffled(COUNT, seed=4)
     expected = by_index(ImageLoader(reader, 6, augment=TURNED, order=order, fields=NAMES))
     dataset = ImageDataset(reader, TURNED, fields=NAMES)
@@ -270,7 +270,7 @@ def test_a_resumed_loop_has_the_same_fields(reader: readers.Reader) -> None:
 
 
 @pytest.mark.parametrize("keep", ["encoded", "recoded:40@95", "decoded:45", "decoded"])
-def test_fields_follow_images_that_a_cache_has_converted(reader: readers.Reader, keep: str, tmp_path: Path) -> None:
+def test_fields_match_images_that_a_cache_has_converted(reader: readers.Reader, keep: str, tmp_path: Path) -> None:
     with readers.cached(reader, keep=keep, directory=tmp_path) as over:
         for again in range(2):
             for sample in by_index(ImageLoader(over, 6, augment=TURNED, fields=NAMES, seed=again)).values():
@@ -287,7 +287,7 @@ def test_selections_copies_and_joined_sets_have_fields(reader: readers.Reader, p
 
 
 def test_a_decoder_of_batches_has_the_same_fields(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where it refuses images, which the CPU then decodes."""
+    """Also where the decoder refuses images, which the CPU then decodes."""
     double = install(monkeypatch, "torchvision")
     double.refuse = {bytes(reader.read(i)) for i in (0, 8)}
     options: dict[str, Any] = {"augment": TURNED, "fields": NAMES, "seed": 7}
@@ -351,7 +351,7 @@ def test_a_bad_field_makes_a_bad_sample(
     for batch in batches:
         for row, index in enumerate(batch[names.index("index")].tolist()):
             sample = {name: column[row] for name, column in zip(names, batch, strict=True)}
-            assert sample["caption"] == f"{index} is shown", "of the sample in its place"
+            assert sample["caption"] == f"{index} is shown", "not of the substitute sample"
             if "image" in names:
                 check_aligned(sample)
 
@@ -389,7 +389,7 @@ def test_a_mask_of_another_image_is_a_bad_sample(tmp_path: Path) -> None:
 
 # --- items --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("output", "kind"), [("tensor", torch.Tensor), ("numpy", np.ndarray), ("pil", np.ndarray)])
-def test_items_without_ops_are_what_was_packed(reader: readers.Reader, output: Any, kind: type) -> None:
+def test_items_without_ops_are_the_packed_samples(reader: readers.Reader, output: Any, kind: type) -> None:
     dataset = ImageDataset(reader, output=output, fields={name: name for name in NAMES})
     item = dataset[5]
     assert list(item) == list(NAMES) and isinstance(item["mask"], kind) and isinstance(item["boxes"], kind)
@@ -421,7 +421,7 @@ def test_targets_of_workers_are_those_of_this_process(reader: readers.Reader) ->
 
 
 # --- refused --------------------------------------------------------------------------------------------------------
-def test_what_would_separate_a_field_from_its_image_is_refused(reader: readers.Reader) -> None:
+def test_options_that_would_misalign_a_field_are_refused(reader: readers.Reader) -> None:
     with pytest.raises(ValueError, match="a function as transform sees only the image, and mask would not follow it"):
         ImageDataset(reader, lambda image: image, fields=("image", "mask"))
     with pytest.raises(ValueError, match=r"MixUp\(.*mixes images, which boxes does not follow: leave one of them out"):
@@ -436,7 +436,7 @@ def test_what_would_separate_a_field_from_its_image_is_refused(reader: readers.R
         ImageLoader(reader, 4, fields=("depth",))
 
 
-def test_bytes_are_given_where_the_kind_is_a_file(reader: readers.Reader) -> None:
+def test_fields_of_the_kind_file_are_bytes(reader: readers.Reader) -> None:
     plain = reader.with_kinds(dict.fromkeys(("mask", "json"), "file"))
     mask, text = ImageDataset(plain, lambda image: image, fields=("mask", "json"))[3]
     assert (mask, text) == (bytes(reader.read(3, "mask")), bytes(reader.read(3, "json")))
@@ -457,7 +457,7 @@ def test_arrays_of_any_type_become_tensors(tmp_path: Path) -> None:
     assert [value.tolist() for value in found] == [value.tolist() for value in arrays.values()]
 
 
-def test_rocal_refuses_what_could_not_follow_its_draws(reader: readers.Reader) -> None:
+def test_rocal_refuses_fields_that_could_not_follow_its_random_ops(reader: readers.Reader) -> None:
     source: Any = SimpleNamespace(reader=reader)
     with pytest.raises(ValueError, match="rocAL draws by itself what happens to an image, and boxes would not follow"):
         RocalLoader(None, source, fields=("image", "boxes"))

@@ -1,7 +1,7 @@
-"""Commands that are killed, starved of space or run twice: nothing half-made looks whole, nothing is lost, and the same
-command ends with the same bytes.
+"""Commands that are killed, run out of space or run twice: no partial result looks complete, no data is lost, and the
+same command ends with the same bytes.
 
-TRIALS (default 200) is the number of kills of each real command by `make test-faults`; SEED makes a run repeatable.
+TRIALS (default 200) is the number of kills of each real command in `make test-faults`; SEED makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ def alive(pid: int) -> bool:
 # --- one command -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("to", "how"), [("hdf5", "killed"), ("tfrecord", "a killed worker"), ("tar", "interrupted")])
 def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to: str, how: str) -> None:
-    """Nobody else writes meanwhile; the same command continues at the first missing shard; until then it is no set."""
+    """No other process writes meanwhile; the same command continues at the first missing shard; until then it is no
+    set."""
     out = tmp_path / "out"
     command = [sys.executable, "-c", SLOWLY, tree, out, to]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -85,7 +86,7 @@ def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to:
     if how == "killed":
         process.kill()
     elif how == "interrupted":
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all processes
+        os.killpg(process.pid, signal.SIGINT)  # to all processes, as a terminal does
     else:
         os.kill(workers[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=DEADLINE)
@@ -93,7 +94,7 @@ def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to:
     if how == "a killed worker":
         assert "WorkerError: a worker process died" in errors and "run the same command again" in errors
     wait_for(lambda: not any(map(alive, workers)), "the workers to end")
-    assert [path.name for path in out.iterdir()] == [".packing"], "shards or dataset.json are there already"
+    assert [path.name for path in out.iterdir()] == [".packing"], "shards or dataset.json exist already"
     with pytest.raises(readers.DatasetError, match=r"unfinished conversion.*same  packer convert  again"):
         readers.open(out)
     assert convert(tree, out, to, samples=4).shards_resumed >= 2
@@ -103,8 +104,8 @@ def test_a_conversion_that_ends_early_is_resumed(tree: Path, tmp_path: Path, to:
 
 @pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("how", ["a new set", "a set replaced", "tasks", "files extracted"])
-def test_a_crash_at_a_step_that_changes_the_disk(tree: Path, tmp_path: Path, how: str, every: int) -> None:
-    """After each: no set or file looks complete that is not, and the same commands end with the same bytes."""
+def test_a_crash_at_each_step_that_changes_the_disk(tree: Path, tmp_path: Path, how: str, every: int) -> None:
+    """After each crash no incomplete set or file looks complete, and the same commands end with the same bytes."""
     out, old = tmp_path / "out", convert(tree, tmp_path / "old", "tfrecord").output
 
     def work() -> None:
@@ -115,7 +116,7 @@ def test_a_crash_at_a_step_that_changes_the_disk(tree: Path, tmp_path: Path, how
         elif how == "files extracted":
             packer.extract(old, out, workers=1)
         else:
-            replaces = how == "a set replaced" and (out / "dataset.json").exists()  # a commit has moved it away
+            replaces = how == "a set replaced" and (out / "dataset.json").exists()  # a commit has moved the folder away
             convert(tree, out, samples=40, overwrite=replaces)
 
     def begin() -> None:
@@ -156,7 +157,7 @@ class SentOnce:
         return SentOnce, ()
 
 
-def test_what_cannot_be_sent_to_workers_ends_the_run(tree: Path, tmp_path: Path) -> None:
+def test_a_source_that_cannot_be_sent_to_workers_ends_the_run(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(readers.SourceError, match=r"cannot be sent to worker processes: not for others; use workers=1"):
         convert(Unsendable(tree), tmp_path / "out", workers=2)
     assert convert(Unsendable(tree), tmp_path / "out").samples == 45
@@ -236,7 +237,7 @@ def test_a_full_filesystem(tree: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("step", [8192, pytest.param(4096, marks=pytest.mark.faults)])
 def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path, step: int) -> None:
-    """The HDF5 library writes its structures when it closes a file, and reports system errors in its own way."""
+    """The HDF5 library writes its structures when it closes a file, and reports system errors in its own format."""
     tree = tree_of(tmp_path / "in", {f"a/{number}.jpg": make_jpeg(number, (256, 256)) for number in range(12)})
     payload, ended = sum(path.stat().st_size for path in tree.rglob("*.jpg")), set()
     with small_filesystem(tmp_path / "small", "8m") as small:
@@ -254,7 +255,7 @@ def test_a_filesystem_that_is_full_at_any_moment_of_an_hdf5_shard(tmp_path: Path
 
 # --- real commands, killed at random -----------------------------------------------------------------------------
 def kill(process: subprocess.Popen[str], choice: random.Random) -> str:
-    """One signal to the whole group, the main process or one of its workers; says which."""
+    """Send one signal to the whole group, the main process or one of its workers; returns a description."""
     number = choice.choice(SIGNALS)
     whom = choice.choice(("group", "main", "worker"))
     children = children_of(process.pid)
@@ -269,7 +270,7 @@ def kill(process: subprocess.Popen[str], choice: random.Random) -> str:
 
 
 def has_ended(group: int) -> bool:
-    """Is no process of a group left? Workers notice within moments that their parent has gone."""
+    """Whether a group has no process left. Workers notice within moments that their parent has gone."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -280,10 +281,10 @@ def has_ended(group: int) -> bool:
 @pytest.mark.faults
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar", "tar --overwrite"])
 def test_killed_at_any_moment(to: str, tmp_path: Path) -> None:
-    """With --overwrite, another set is there before; what is there afterwards is never a mixture."""
+    """With --overwrite, another set exists before; afterwards the folder never has a mixture of both."""
     out, states = tmp_path / "out", []
     to, _, overwrite = to.partition(" ")
-    for number in range(2):  # trees that share names, and no file of one could pass for one of the other
+    for number in range(2):  # trees with the same names, whose files all differ between the two
         files = {
             f"{split}/{name}/{name}_{i:03d}.JPEG": make_jpeg(1000 * number + i, (96, 64))
             for split, count in (("train", 30), ("val", 6))
@@ -311,20 +312,20 @@ def test_killed_at_any_moment(to: str, tmp_path: Path) -> None:
         begin()
         words, quiet = [sys.executable, *map(str, command)], subprocess.DEVNULL
         process = subprocess.Popen(words, stdout=quiet, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        # The first tenth is Python's own start; most kills go where the work is.
+        # The first tenth is the start of Python; most kills hit the work.
         time.sleep(seconds * choice.uniform(0.1, 1.1))
         how = kill(process, choice)
         _, errors = process.communicate(timeout=DEADLINE)
         wait_for(lambda: has_ended(process.pid), "the processes of the killed command to end")  # noqa: B023
         where = f"trial {trial}, {how}, status {process.returncode}"
-        # What Python itself prints while it starts is not ours to say.
+        # Python's own output during its start does not count.
         ours = any(f"{ROOT / layer}/" in errors for layer in ("packer", "readers", "cache"))
         assert not ours or "Traceback" not in errors, f"{where}: {errors}"
         if (out / "dataset.json").exists():
             found = {name: data for name, data in files_of(out).items() if not name.startswith(".packing/")}
-            assert found == whole or (overwrite and found == old), f"{where}: no set that there was"
+            assert found == whole or (overwrite and found == old), f"{where}: neither the old nor the new set"
         again = run_packer(*command[2:], timeout=DEADLINE)
         assert again.returncode == 0 and files_of(out) == whole, f"{where}: {again.stderr}"
         counts["ended" if process.returncode == 0 else "killed"] += 1
     print(f"\n{to}: {TRIALS} trials: {counts}; the command takes {seconds:.2f} s")
-    assert counts["killed"] > TRIALS // 3, f"too few commands were hit while they ran: {counts}"
+    assert counts["killed"] > TRIALS // 3, f"too few commands were killed while they ran: {counts}"

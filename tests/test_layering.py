@@ -1,4 +1,4 @@
-"""The architecture, checked on the source: who imports whom, and the exports of modules."""
+"""The architecture, checked on the source: which module imports which, and the exports of modules."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cache.errors import MissingExtraError
 from packer.testing.samples import Samples
 
 ROOT = Path(packer.__file__).resolve().parent.parent
-LAYERS = ("cache", "readers", "packer")  # each may import itself and those before it
+LAYERS = ("cache", "readers", "packer")  # each layer may import itself and the layers before it
 HEAVY = ("click", "h5py", "torch", "PIL", "zstandard", "pyarrow", "webdataset", "tfrecord", "packer")
 OPTIONAL = (
     "torch", "lmdb", "pyarrow", "yaml", "webdataset", "tfrecord", "tensorflow", "nvidia", "mpi4py", "dask",
@@ -26,7 +26,7 @@ OPTIONAL = (
     "transformers", "urllib3", "scipy", "pillow_heif", "pillow_jxl", "prometheus_client",
 )  # fmt: skip
 GPU = ("triton", "torchcodec", "torchvision", "pynvml", "amdsmi")
-ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
+ALLOWED = {  # third-party packages that a layer may import, lazily or not
     "cache": {"numpy", "crc32c", "mpi4py", "obstore", "psutil"},
     "readers": {"numpy", "crc32c", "simplejpeg", "PIL", "torch", "zstandard", "amd", "nvidia", "lightning",
                 "pytorch_lightning", "timm", "transformers", "pillow_heif", "pillow_jxl", "prometheus_client", *GPU},
@@ -34,7 +34,7 @@ ALLOWED = {  # third-party packages that a layer may name at all, lazily or not
                "matplotlib", "jinja2", "urllib3", "yaml", "scipy", "mpi4py", "dask", "distributed", "ray"},
 }  # fmt: skip
 ALLOWED["packer.tools"] = ALLOWED["packer"] | {"torch", "psutil", "pynvml", "amdsmi", "matplotlib", "jinja2"}
-# Modules that run on torch; all others must do without. `import readers` loads none of it.
+# Modules that run on torch; all others must work without it. `import readers` loads none of them.
 ON_TORCH = (
     "readers.torch", "readers.loader", "readers.augment.cpu", "readers.augment.fused", "readers.augment.kernel",
     "readers.coefficients.device", "readers.collate", "readers.decode.batch", "readers.decode.device",
@@ -48,7 +48,7 @@ KERNELS = (
 )
 # Their classes derive from those of the frameworks.
 FRAMEWORKS = ("readers.frameworks.lightning", "readers.frameworks.transformers")
-# What may be imported inside a function besides optional packages, and why; a name stands for what is below it, too.
+# Imports that functions may have besides optional packages, and the reason; a name includes everything below it.
 LAZY = {
     "psutil": "systems without /proc/meminfo",
     "PIL": "21 ms; decoders seldom need it",
@@ -77,7 +77,7 @@ LAZY = {
     "readers.opening.remote": "30 ms: subprocess, concurrent.futures",
     "zstandard": "9 ms; few caches and archives are compressed",
 }
-# Writing so that a crash leaves the old file or the new one takes fsync and rename in the right order: in one module.
+# Crash-safe writing takes fsync and rename in the right order, so only one module does it.
 DURABLE = re.compile(r"\bos\.(replace|rename|renames|fsync|fdatasync)\b")
 # Without packer.testing, whose suites run under pytest and may import everything.
 MODULES = sorted(
@@ -101,9 +101,9 @@ def parsed(path: Path) -> ast.Module:
 
 @functools.cache
 def imports(path: Path, *, lazy: bool = True, types: bool = True) -> tuple[tuple[int, str], ...]:
-    """(line, module) of every import statement. `from . import` counts in full.
+    """(line, module) of every import statement. `from . import` counts with the full name.
 
-    lazy: those inside functions too. types: those for the type checker alone too, which needs lazy.
+    lazy: include imports inside functions. types: include imports for the type checker alone, which needs lazy.
     """
     return tuple(_imports(path, lazy, types))
 
@@ -124,7 +124,7 @@ def _imports(path: Path, lazy: bool, types: bool) -> Iterator[tuple[int, str]]:
 
 
 def of_each_module(check: Callable[[Path], None]) -> Callable[[], None]:
-    """One test of all modules, which names each that fails: a test for each would take five times as long."""
+    """One test of all modules, which names each failing module: a test for each would take five times as long."""
 
     def test() -> None:
         wrong = []
@@ -140,7 +140,7 @@ def of_each_module(check: Callable[[Path], None]) -> Callable[[], None]:
 
 
 def statements(tree: ast.Module, *, functions: bool) -> Iterator[ast.AST]:
-    """Statements that run: at import, and in functions if asked for; not those under `if TYPE_CHECKING`."""
+    """Statements that run at import, and in functions on request; not those under `if TYPE_CHECKING`."""
     waiting: list[ast.AST] = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -152,8 +152,8 @@ def statements(tree: ast.Module, *, functions: bool) -> Iterator[ast.AST]:
             waiting += [child for child in children if isinstance(child, (ast.stmt, ast.excepthandler, ast.match_case))]
 
 
-def test_modules_and_their_imports_are_seen() -> None:
-    """A test over no modules, or that saw no imports, would pass."""
+def test_modules_and_their_imports_are_found() -> None:
+    """A test over no modules, or one that found no imports, would pass."""
     assert len(MODULES) > 40 and {"packer.formats.tar", "readers.reader", "cache"} <= NAMES
     whole, at_import = (dict(imports(ROOT / "readers/reader.py", lazy=lazy)).values() for lazy in (True, False))
     assert set(at_import) < set(whole)
@@ -165,10 +165,10 @@ def test_imports_point_down(path: Path) -> None:
     below = LAYERS[: LAYERS.index(layer) + 1]
     for line, module in imports(path):
         top = module.partition(".")[0]
-        assert top not in LAYERS or top in below, f"{path}:{line} imports {module}: {layer} must not know {top}"
+        assert top not in LAYERS or top in below, f"{path}:{line} imports {module}: {layer} must not import {top}"
         room = "packer.tools" if name_of(path).startswith("packer.tools") else layer
         known = top in LAYERS or top in sys.stdlib_module_names or top in ALLOWED[room]
-        assert known, f"{path}:{line} imports {module}, which {layer} must not need"
+        assert known, f"{path}:{line} imports {module}, which {layer} cannot import"
 
 
 @of_each_module
@@ -187,7 +187,7 @@ def test_only_tests_import_the_suites(path: Path) -> None:
 
 @of_each_module
 def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
-    """click only by the command line, h5py only by the HDF5 files, Pillow and optional packages only in functions."""
+    """click only by the command line, h5py only by the HDF5 modules, Pillow and optional packages only in functions."""
     name = name_of(path)
     at_import = {module.partition(".")[0] for _, module in imports(path, lazy=False)}
     if not name.startswith("packer.cli"):
@@ -204,7 +204,7 @@ def test_heavy_packages_are_imported_where_they_are_used(path: Path) -> None:
     assert not at_import & optional, f"{path} imports {at_import & optional} when it is imported"
 
 
-def test_the_library_does_not_know_its_command_line() -> None:
+def test_the_library_does_not_import_its_command_line() -> None:
     for path in MODULES:
         if not name_of(path).startswith(("packer.cli", "packer.__main__")):
             wrong = [(line, module) for line, module in imports(path) if module.startswith("packer.cli")]
@@ -213,7 +213,7 @@ def test_the_library_does_not_know_its_command_line() -> None:
 
 @of_each_module
 def test_imports_in_functions_have_a_reason(path: Path) -> None:
-    """An optional package, or a measured import time; other imports belong to the top."""
+    """An optional package, or a measured import time; other imports belong at the top."""
     at_import, all_imports = set(imports(path, lazy=False)), set(imports(path, types=False))
     for line, module in sorted(all_imports - at_import):
         parts = module.split(".")
@@ -223,14 +223,14 @@ def test_imports_in_functions_have_a_reason(path: Path) -> None:
 
 
 def test_files_are_made_durable_in_one_place() -> None:
-    """`cache.files` writes, syncs and renames; `cache.filesystem.drop` syncs to have clean pages."""
+    """`cache.files` writes, syncs and renames; `cache.filesystem.drop` syncs to get clean pages."""
     for path in MODULES:
         if name_of(path) not in ("cache.files", "cache.filesystem"):
             found = DURABLE.search(path.read_text(encoding="utf-8"))
             assert found is None, f"{path} calls {found[0]}: use cache.files" if found else ""
 
 
-def test_locks_and_batch_systems_are_known_in_one_place() -> None:
+def test_locks_and_batch_systems_are_handled_in_one_place() -> None:
     """flock and the variables of launchers; examples and messages may name the latter."""
     launcher = re.compile(r"SLURM_|OMPI_|PMI_|PBS_|LSB_|LSF_|FLUX_|JSM_|LOCAL_RANK|WORLD_SIZE\b|GROUP_RANK")
     for path in MODULES:
@@ -240,13 +240,13 @@ def test_locks_and_batch_systems_are_known_in_one_place() -> None:
         if name_of(path) != "cache.launchers":
             named = [text for text in texts if isinstance(text, str) and launcher.match(text)]
             assert not named, f"{path} names {named}: ask cache.launchers"
-        if name_of(path) not in ("cache.system", "cache.locks", "cache.shared.file"):  # the last seals memory
+        if name_of(path) not in ("cache.system", "cache.locks", "cache.shared.file"):  # the last one seals memory
             taken = [node for node in nodes if isinstance(node, ast.alias) and node.name == "fcntl"]
             assert not taken, f"{path} imports fcntl: use cache.locks"
 
 
 def test_no_import_cycles() -> None:
-    """Among all imports, those in functions and for the type checker included; a package stands for its __init__."""
+    """Among all imports, including those in functions and for the type checker; a package stands for its __init__."""
     names = {name_of(path): path for path in MODULES}
     graph = {
         name: {module for _, module in imports(path) if module in names and module != name}
@@ -274,7 +274,7 @@ def test_no_import_cycles() -> None:
         "packer",
     ],
 )
-def test_what_an_import_loads(modules: str) -> None:
+def test_packages_that_an_import_loads(modules: str) -> None:
     """In a fresh interpreter: training code imports `readers` in every worker."""
     script = f"import sys, {modules}; print(*sorted(name.partition('.')[0] for name in sys.modules))"
     done = run_python("-W", "error", "-c", script, cwd=ROOT)
@@ -300,7 +300,7 @@ print(*sorted(name for name in readers.__all__ if name not in dir(readers) or no
 
 
 def defined(tree: ast.Module) -> Iterator[str]:
-    """The names that a module binds when it is imported; some of those of its classes too."""
+    """The names that a module binds at import; some of those of its classes, too."""
     for node in statements(tree, functions=False):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
@@ -312,7 +312,7 @@ def defined(tree: ast.Module) -> Iterator[str]:
 
 
 def written_exports(tree: ast.Module) -> list[str] | None:
-    """`__all__` where it is written out at once. Importing a module may compile it, or load packages for seconds."""
+    """`__all__` where it is one literal. Importing a module may compile it, or load packages for seconds."""
     assignments = (node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)))
     found = [node.value for node in assignments if ast.unparse(node).startswith("__all__")]
     try:
@@ -333,14 +333,14 @@ def exports(module: str) -> list[str] | None:
 
 @of_each_module
 def test_a_module_states_its_purpose_and_exports(path: Path) -> None:
-    """Its purpose; and what a package exports, or a module that lists it: names that exist, none private."""
+    """A docstring; and in a package, or a module with a list, `__all__` of names that exist and are not private."""
     tree = parsed(path)
     assert (ast.get_docstring(tree) or "").strip(), f"{path} has no docstring"
     defines = any(isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.Assign, ast.ImportFrom)) for node in tree.body)
     if path.name == "__main__.py" or (path.name == "__init__.py" and not defines):
         return
     names, exported = set(defined(tree)), written_exports(tree)
-    if exported is None or "__getattr__" in names:  # the list is put together, or names are made when asked for
+    if exported is None or "__getattr__" in names:  # the list is computed, or names are made on access
         try:
             module = importlib.import_module(name_of(path))
         except MissingExtraError:
@@ -359,7 +359,7 @@ def test_a_module_states_its_purpose_and_exports(path: Path) -> None:
 
 @of_each_module
 def test_public_names_are_exported(path: Path) -> None:
-    """A class or function that another module imports is in the __all__ of its own."""
+    """A class or function that another module imports is in the __all__ of its module."""
     for line, module in imports(path):
         base, _, name = module.rpartition(".")
         if base not in NAMES or module in NAMES or name == "*" or name.startswith("_"):

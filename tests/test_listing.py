@@ -1,4 +1,4 @@
-"""Listing a tree: the same answer from one process and from several, also where they die."""
+"""Listing a tree: the same result from one process and from several, also where processes die."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from readers.table import NamesBuilder
 
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Processes get work of a tree of a few files, and folders of 8 or more are shared out again."""
+    """Even a tree of a few files is divided among processes, and folders of 8 or more files are divided further."""
     for name, value in (("_ALONE_SECONDS", 0), ("_RUN", 8), ("_SLICE", 3), ("_BLOCK", 5)):
         monkeypatch.setattr(readers.opening.tree, name, value)
 
 
 @pytest.fixture
 def mixed(tmp_path: Path) -> Path:
-    """Folders with files of many sizes, a dangling link, a pipe, a loop and hidden files among them."""
+    """Folders with files of many sizes, including a dangling link, a pipe, a loop and hidden files."""
     for folder in ("b", "a", "a/deep", "c"):
         (tmp_path / folder).mkdir()
         for i in range(7):
@@ -89,7 +89,7 @@ def test_processes_change_nothing(mixed: Path, processes: int, monkeypatch: pyte
 def test_a_folder_that_vanishes_while_it_is_examined(
     tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its names are listed; the conversion says of each file that it cannot be read."""
+    """Its names are listed; the conversion reports each file as unreadable."""
     for i in range(20):
         (tmp_path / f"{i:02d}.jpg").write_bytes(b"x")
     opened, original = [], os.open
@@ -127,7 +127,7 @@ def children() -> set[str]:
 
 @pytest.mark.usefixtures("small_tasks")
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SourceError])
-def test_an_end_before_time_leaves_no_children(
+def test_an_early_end_leaves_no_children(
     mixed: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 1)  # other tests may have left idle threads
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_read_is_an_error_in_any_process(
             raise PermissionError(13, "Permission denied")
         return original(path, *arguments, **options)
 
-    monkeypatch.setattr(os, "open", refused)  # root, as whom tests may run, reads any folder
+    monkeypatch.setattr(os, "open", refused)  # root, the user in some test runs, reads any folder
     with bounded(), pytest.raises(SourceError, match="c: cannot be listed: Permission denied"):
         scan(mixed, [], processes)
 
@@ -200,7 +200,7 @@ def deep(tmp_path: Path) -> Iterator[Path]:
         file.write(make_jpeg(1))
     os.close(descriptor)
     yield root
-    subprocess.run(["rm", "-rf", root], check=True, timeout=120)  # shutil.rmtree would go too deep
+    subprocess.run(["rm", "-rf", root], check=True, timeout=120)  # shutil.rmtree would recurse too deep
 
 
 def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_trees_may_be_1500_folders_deep(deep: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("small_tasks")
-def test_links_that_multiply_are_refused(tmp_path: Path) -> None:
+def test_links_that_multiply_the_tree_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     for level in range(25):
         (root / f"level{level}").mkdir(parents=True)
@@ -234,7 +234,7 @@ def test_a_folder_may_be_linked_to_more_than_once(tmp_path: Path) -> None:
 
 
 def test_a_listing_takes_at_most_100_bytes_a_sample() -> None:
-    """The columns that are there from the walk to the tasks, and what is sent to a worker."""
+    """The columns that exist from the walk to the tasks, and the bytes sent to a worker."""
     names = [f"n{i // 500:08d}/n{i // 500:08d}_{i * 37 % 100_000}.JPEG" for i in range(50_000)]
     gc.collect()
     tracemalloc.start()
@@ -295,7 +295,7 @@ def test_names_that_are_not_utf8_are_listed_and_refused_by_name(tmp_path: Path) 
         ("file", 10, 0, "has changed: 10 bytes when it was listed, 9 or more now"),
         ("file", 9, 1, "file: has changed since it was listed"),
         ("file", -1, None, "appeared while the source was being listed"),
-        ("file", 64, None, "appeared while"),  # more than there is room for
+        ("file", 64, None, "appeared while"),  # longer than the buffer
         ("pipe", 9, None, "has changed: 9 bytes when it was listed, 0"),
         ("folder", 9, None, "cannot be read: Is a directory"),
         ("missing", 9, None, "cannot be opened: No such file or directory"),
@@ -305,7 +305,7 @@ def test_names_that_are_not_utf8_are_listed_and_refused_by_name(tmp_path: Path) 
 def test_a_file_is_read_alike_with_and_without_the_codec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, states: int, later: int | None, message: str
 ) -> None:
-    """later: than the file's time of modification, the epoch, in ns; None: any time will do."""
+    """later: later than the file's modification time, the epoch, in ns; None: any time will do."""
     for one, content in (("file", b"content 9"), ("empty", b"")):
         (tmp_path / one).write_bytes(content)
         os.utime(tmp_path / one, ns=(0, 0))

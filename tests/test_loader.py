@@ -61,7 +61,7 @@ BAD = (3, 17, 18, 40)
 
 @pytest.fixture
 def damaged(packed: Path, tmp_path: Path) -> Path:
-    """The set with some images whose pixels are other than the index says."""
+    """The set with some images whose size differs from the index."""
     out = shutil.copytree(packed, tmp_path / "damaged")
     with readers.open(out) as opened:
         for number in BAD:
@@ -70,7 +70,7 @@ def damaged(packed: Path, tmp_path: Path) -> Path:
 
 
 def by_number(*loaders: ImageLoader) -> dict[int, torch.Tensor]:
-    """The images of loaders with the fields ("image", "index")."""
+    """The images of loaders with the fields ("image", "index"), by sample number."""
     batches = [batch for loader in loaders for batch in loader]
     return {int(i): image for images, indices in batches for image, i in zip(images, indices, strict=True)}
 
@@ -87,7 +87,7 @@ def loader_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name.startswith("packer-loader")]
 
 
-# --- what a batch is ----------------------------------------------------------------------------------------------
+# --- the content of a batch ---------------------------------------------------------------------------------------
 def test_each_image_is_its_sample(reader: readers.Reader) -> None:
     seen = []
     fields = ("image", "label", "key", "index")
@@ -126,7 +126,7 @@ def test_layouts_and_dtypes_hold_the_same_values(reader: readers.Reader) -> None
     assert normal.dtype == torch.float32 and torch.allclose(normal, expected, atol=1e-5)
 
 
-def test_an_image_follows_from_seed_epoch_and_sample_alone(reader: readers.Reader, photos: Path, packed: Path) -> None:
+def test_an_image_depends_on_seed_epoch_and_sample_alone(reader: readers.Reader, photos: Path, packed: Path) -> None:
     def loader(batch_size: int = 10, over: Any = reader, seed: int = 5, **options: Any) -> ImageLoader:
         augment = [*CROP, ColorJitter(0.4, 0.4, 0.4)]
         return ImageLoader(
@@ -136,8 +136,10 @@ def test_an_image_follows_from_seed_epoch_and_sample_alone(reader: readers.Reade
     one = by_number(first := loader(threads=1, prefetch=1))
     for threads, prefetch in ((2, 1), (8, 5)):
         assert same(by_number(loader(threads=threads, prefetch=prefetch)), one)
-    assert same(by_number(loader(1, threads=4)), one), "another batch size"
-    assert same(by_number(*(loader(4, rank=r, world_size=3, tail="exact") for r in range(3))), one), "several ranks"
+    assert same(by_number(loader(1, threads=4)), one), "the batch size changed an image"
+    assert same(by_number(*(loader(4, rank=r, world_size=3, tail="exact") for r in range(3))), one), (
+        "the ranks changed an image"
+    )
     assert same(by_number(loader(over=readers.open_folder(photos))), one)
     with readers.open(packed, backend="mmap") as mapped:
         assert same(by_number(loader(over=mapped)), one)
@@ -147,7 +149,7 @@ def test_an_image_follows_from_seed_epoch_and_sample_alone(reader: readers.Reade
     assert same(by_number(first), second)
 
 
-def test_memory_is_used_again(reader: readers.Reader) -> None:
+def test_memory_is_reused(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 5, augment=CROP, threads=Threads(prefetch=2))
     assert len({images.data_ptr() for _ in range(4) for images, _ in loader}) <= 2 + 2 + 1
 
@@ -170,7 +172,7 @@ def test_other_fields_are_lists_with_none_for_samples_without(samples: Samples) 
 
 def test_a_tensor_goes_to_the_device(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, 4, augment=CROP)
-    loader.device = torch.device("meta")  # which is on every machine
+    loader.device = torch.device("meta")  # it exists on every machine
     images, labels = next(iter(loader))
     assert images.device.type == labels.device.type == "meta"
 
@@ -186,7 +188,7 @@ def test_the_last_batch_of_a_rank_may_be_empty(reader: readers.Reader) -> None:
 # --- resume -------------------------------------------------------------------------------------------------------
 
 
-def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader) -> None:
+def test_an_epoch_started_on_other_nodes_keeps_its_order(reader: readers.Reader) -> None:
     options: dict[str, Any] = {"fields": ("index",), "tail": "exact"}
     seen = []
     for rank in range(4):
@@ -202,10 +204,10 @@ def test_an_epoch_of_other_nodes_is_finished_as_it_began(reader: readers.Reader)
 
 
 @pytest.mark.parametrize("keep", ["encoded", "coefficients"])
-def test_rows_that_the_codec_fills_by_one_call(
+def test_rows_that_the_codec_fills_in_one_call(
     tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, keep: Any
 ) -> None:
-    """They are those of libjpeg, and so are the rows that it leaves alone; only the damaged ones are bad."""
+    """They equal libjpeg's rows, and so do the rows that the codec leaves alone; only the damaged rows are bad."""
     native = pytest.importorskip("readers.coefficients.native")
     jpegs = [made_jpeg(70 + 9 * i, 130 - 5 * i, kind, seed=i) for i, kind in enumerate((*SAMPLINGS, "gray"))]
     jpegs += [encoded(picture(80, 90), "JPEG", 1, progressive=True), encoded(picture(80, 90), "JPEG", 6)]
@@ -239,8 +241,8 @@ def test_rows_that_the_codec_fills_by_one_call(
 
 # --- bad samples --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("on_error", ["raise", "skip", "substitute"])
-def test_images_that_are_not_those_of_the_index(damaged: Path, on_error: Any) -> None:
-    """Also where the checksum says so."""
+def test_images_that_differ_from_the_index(damaged: Path, on_error: Any) -> None:
+    """Also where only the checksum reveals it."""
     with readers.open(damaged, verify=True) as checked:
         loader = ImageLoader(checked, 10, augment=CROP, shuffle=False, on_error="skip", fields=("index", "image"))
         with pytest.warns(UserWarning, match="CRC32C"):
@@ -281,7 +283,7 @@ def test_crops_that_do_not_fit_are_bad_samples(reader: readers.Reader) -> None:
 
 @pytest.mark.parametrize("augment", [CROP, []], ids=["crop", "none"])
 def test_files_that_are_not_images(tmp_path: Path, augment: list[Any]) -> None:
-    """Nothing is known of their size before they are decoded."""
+    """Their size is unknown until they are decoded."""
     files = {f"{i:02d}.jpg": make_jpeg(i, (64, 64) if i == 7 and augment else (40, 32)) for i in range(12)}
     reader = readers.open_folder(tree_of(tmp_path, {**files, "00.jpg": b"not an image", "05.jpg": b""}))
     options: dict[str, Any] = {"augment": augment, "shuffle": False}
@@ -337,7 +339,7 @@ def test_threads_end_with_the_loop_however_it_ends(reader: readers.Reader) -> No
     assert not loader_threads()
 
 
-def test_torch_keeps_its_threads(reader: readers.Reader) -> None:
+def test_the_thread_count_of_torch_is_unchanged(reader: readers.Reader) -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -352,7 +354,7 @@ def test_torch_keeps_its_threads(reader: readers.Reader) -> None:
         torch.set_num_threads(before)
 
 
-def test_control_c_ends_the_program_at_once_which_imports_nothing_for_gpus(packed: Path) -> None:
+def test_ctrl_c_ends_the_program_at_once_and_no_gpu_package_is_imported(packed: Path) -> None:
     script = """
 import sys, readers
 from readers.loader import ImageLoader
@@ -453,7 +455,7 @@ def test_old_names_and_new_ones_mix(reader: readers.Reader) -> None:
     assert alike(list(loader), batches_with(reader, {"ranks": Ranks(0, 2, "exact")}))
 
 
-def test_an_option_of_one_value_is_no_option(reader: readers.Reader) -> None:
+def test_options_with_a_single_value_do_not_exist(reader: readers.Reader) -> None:
     with pytest.warns(DeprecationWarning, match="prefetch= is deprecated: leave it out"):
         rocal_source(reader, 4, prefetch=2).close()
     with pytest.raises(ValueError, match="prefetch is always 2"):
@@ -465,18 +467,18 @@ def test_public_names_have_twelve_parameters_at_most(public: Any) -> None:
     assert len(inspect.signature(public).parameters) <= 12
 
 
-def test_a_name_that_never_was_is_refused(reader: readers.Reader) -> None:
+def test_an_unknown_name_is_refused(reader: readers.Reader) -> None:
     with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
         ImageLoader(reader, 8, colour="RGB")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("options", [{"ops": OPS, "count": 0}, {"ops": [OPS, OPS], "count": 2}, {"ops": [*OPS, OPS]}])
-def test_views_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_views_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"count of views|not both"):
         Views(**options)
 
 
-# --- images of one size are resized together, with the same pixels as one by one ------------------------------------
+# --- resizing images of one size together ---------------------------------------------------------------------------
 FACE_SIZE = (89, 109)  # width, height
 FACES: list[Any] = [CenterCrop(74), Resize((32, 32)), RandomHorizontalFlip()]
 FACE_COUNT = 24
@@ -526,7 +528,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch, folder: Path, **options: Any) ->
 
 
 def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many images each call resizes, from now on."""
+    """Count how many images each call resizes, from now on."""
     calls: list[int] = []
     resize = cpu._resize_into
 
@@ -552,12 +554,14 @@ def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
     ids=["faces", "reduced", "cropped after", "not resized", "floats", "colours", "random boxes", "as they are"],
 )
-def test_the_same_pixels(monkeypatch: pytest.MonkeyPatch, faces: Path, augment: list[Any], threads: int = 3) -> None:
+def test_images_resized_together_have_the_same_pixels(
+    monkeypatch: pytest.MonkeyPatch, faces: Path, augment: list[Any], threads: int = 3
+) -> None:
     expected = one_by_one(monkeypatch, faces, augment=augment, threads=threads)
     assert all(map(torch.equal, faces_of(faces, augment=augment, threads=threads), expected)) and len(expected) == 2
 
 
-def test_one_call_for_many(monkeypatch: pytest.MonkeyPatch, faces: Path) -> None:
+def test_images_of_one_size_are_resized_in_one_call(monkeypatch: pytest.MonkeyPatch, faces: Path) -> None:
     calls = count_calls(monkeypatch)
     faces_of(faces, threads=1)
     assert calls == [12, 12]
@@ -572,15 +576,15 @@ def test_one_call_for_many(monkeypatch: pytest.MonkeyPatch, faces: Path) -> None
 
 
 @pytest.mark.parametrize("kind", ODD_ONES)
-def test_an_odd_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, kind: str) -> None:
+def test_an_image_of_another_size_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, kind: str) -> None:
     for number in (0, 7, 13):
         (faces / f"{number:02d}.jpg").write_bytes(ODD_ONES[kind](100 + number))
     assert all(map(torch.equal, faces_of(faces), one_by_one(monkeypatch, faces)))
 
 
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
-def test_a_bad_one_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on_error: str) -> None:
-    """The header is whole and so is its size; the pixels are another matter."""
+def test_a_bad_image_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on_error: str) -> None:
+    """The header and its size are intact; the pixels are damaged."""
     data = bytearray(make_jpeg(5, FACE_SIZE))
     header = parse_header(bytes(data))
     (faces / "05.jpg").write_bytes(b"\xff\xd8" + data[2:].replace(b"\xff\xda", b"\xff\xdc", 1))

@@ -1,6 +1,6 @@
-"""`ImageLoader` with a decoder of batches behind its threads: the same batches as without, in the same order, with bad
-samples and after a resume; a clean end. On the CPU by doubles of torchcodec and torchvision, on a GPU by those that are
-installed."""
+"""`ImageLoader` with a batch decoder behind its threads: the same batches as without it, in the same order, with bad
+samples and after a resume; a clean end. On the CPU with doubles of torchcodec and torchvision, on a GPU with the
+installed packages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ from readers.loader import ImageLoader, device
 from readers.loader.loader import find_device
 from readers.order import Sequential
 
-# Not so small that the CPU decodes at a fraction, or with coarse colours: then both sides are the same to the bit.
+# Large enough that the CPU decodes neither at a reduced scale nor with reduced chroma: then both sides are equal to the
+# bit.
 CROP = [RandomResizedCrop(50, (0.5, 1.0)), RandomHorizontalFlip()]
 NORMALIZE = Normalize((0.4, 0.5, 0.6), (0.2, 0.3, 0.25))
 FIELDS = ("image", "label", "key", "index")
@@ -56,7 +57,7 @@ NO_GPU = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 images of 10 kinds, six of them for a device to decode."""
+    """40 images of 10 kinds, six of which a device decodes."""
     root = tmp_path_factory.mktemp("photos") / "images"
     kinds = (
         lambda i: jpeg(i),
@@ -77,7 +78,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flat(batch: tuple[Any, ...]) -> list[Any]:
-    """The values of a batch; views one by one."""
+    """The values of a batch, with views one by one."""
     images = batch[0] if isinstance(batch[0], tuple) else (batch[0],)
     return [*images, *batch[1:]]
 
@@ -114,7 +115,9 @@ REFUSED = pytest.mark.filterwarnings("ignore:the device cpu failed on .* of the 
 @REFUSED
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("refused", [(), (0, 10, 27)], ids=["", "some refused"])
-def test_the_same_batches_as_without(reader: readers.Reader, double: Double, case: str, refused: tuple[int]) -> None:
+def test_the_same_batches_as_without_a_device(
+    reader: readers.Reader, double: Double, case: str, refused: tuple[int]
+) -> None:
     """Also where the device refuses images, which the CPU then decodes."""
     largest, more = CASES[case]
     options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, **more}
@@ -124,13 +127,13 @@ def test_the_same_batches_as_without(reader: readers.Reader, double: Double, cas
     assert loader.decoder == f"{double.name}/cpu"
     if not refused:
         assert sum(double.calls) == int(routes(reader.info).sum()) == 24
-        assert len(double.calls) == len(loader), "one call a batch"
+        assert len(double.calls) == len(loader), "not one call a batch"
 
 
 def test_a_batch_of_large_images_is_decoded_in_parts(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many at once as there may be decoded bytes; the images are those of one part."""
+    """Each part has as many images as the limit of decoded bytes allows; only one part is in memory."""
     monkeypatch.setattr(device, "DECODED_BYTES", 2 * 3 * 96 * 72)
     for more in ({"views": 2}, {"augment": [*CROP, CutMix()]}):
         options: dict[str, Any] = {"augment": CROP, "seed": 3, "tail": "exact", "fields": FIELDS, **more}
@@ -141,7 +144,8 @@ def test_a_batch_of_large_images_is_decoded_in_parts(
 
 
 def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What device="cuda", decoder="cpu" does: uint8 of the size of the batch crosses, and is finished on the device."""
+    """The path of device="cuda", decoder="cpu": uint8 at the size of the batch is copied, and finished on the
+    device."""
     found = device.open_decoder("cpu", torch.device("cpu"))
     renderer = device.BatchRenderer(torch.device("cpu"), dtype=torch.float32, normalize=NORMALIZE)
     path = device.DevicePath(found, renderer, DecodeStream(torch.device("cpu")), 2)
@@ -161,8 +165,8 @@ def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: p
     assert crossed == {(torch.uint8, (3, 50, 50))}
 
 
-def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double) -> None:
-    """The CPU decodes it at a fraction, the device in full: the difference is that of docs/training.md."""
+def test_an_image_much_larger_than_its_result(tmp_path: Path, double: Double) -> None:
+    """The CPU decodes it at a reduced scale, the device in full: the difference is within that of docs/training.md."""
     rng = np.random.default_rng(1)
     for i in range(4):
         small = Image.fromarray(rng.integers(0, 256, (8, 10, 3), np.uint8))
@@ -174,10 +178,10 @@ def test_an_image_larger_than_its_result_by_much(tmp_path: Path, double: Double)
     assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
 
 
-# --- what fails ---------------------------------------------------------------------------------------------------
+# --- failures -----------------------------------------------------------------------------------------------------
 @pytest.fixture
 def damaged(tmp_path: Path) -> Iterator[readers.Reader]:
-    """12 images for a device, of which 3 has lost its end and 7 is another than the index says."""
+    """12 images for a device, of which 3 has lost its end and 7 differs from the index."""
     tree_of(tmp_path / "images", {f"{i:02d}.jpg": jpeg(i) for i in range(12)})
     packer.convert(tmp_path / "images", to="tar", output=tmp_path / "set")
     with readers.open(tmp_path / "set") as reader:
@@ -186,7 +190,7 @@ def damaged(tmp_path: Path) -> Iterator[readers.Reader]:
         yield reader
 
 
-def test_bad_samples_are_what_they_are_without(damaged: readers.Reader, double: Double) -> None:
+def test_bad_samples_are_handled_as_without_a_device(damaged: readers.Reader, double: Double) -> None:
     options: dict[str, Any] = {"augment": CROP, "shuffle": False, "fields": ("image", "index")}
     for on_error in ("skip", "substitute"):
         pair = []
@@ -203,10 +207,10 @@ def test_bad_samples_are_what_they_are_without(damaged: readers.Reader, double: 
     assert not device_threads()
 
 
-def test_what_the_device_refuses_goes_back_to_the_threads(
+def test_images_that_the_device_refuses_go_back_to_the_threads(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loader says so once, and how many they are; the thread of the device decodes none itself."""
+    """The loader reports this once, with their number; the thread of the device decodes none of them."""
     double.refuse = {bytes(reader.read(i)) for i in (0, 10, 20, 30)}
     name, render, rendered = double.name, Renderer.render, []
 
@@ -228,10 +232,10 @@ def test_what_the_device_refuses_goes_back_to_the_threads(
 
 
 @REFUSED
-def test_images_that_neither_can_decode(
+def test_images_that_neither_decoder_can_decode(
     reader: readers.Reader, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They pass the check of the header and fail on the device; the error is that of the CPU, and names the sample."""
+    """They pass the header check and fail on the device; the error is that of the CPU and names the sample."""
     bad = bytes(reader.read(0))
     double.refuse = {bad}
     render, hand_over = Renderer.render, DecodeStream.hand_over
@@ -257,7 +261,7 @@ def test_images_that_neither_can_decode(
     handed.clear()
     with pytest.raises(BadSampleError, match=r"sample 0 \(.*photo000\): jpeg image: no decoder reads it"):
         list(ImageLoader(reader, 8, **grouped(options)))
-    assert not handed, "its images are not on the device, so that no stream of a device can take them"
+    assert not handed, "the images are not on the device, so no device stream can use them"
 
 
 def test_a_lost_device_ends_the_epoch(reader: readers.Reader, double: Double) -> None:
@@ -270,15 +274,15 @@ def test_a_lost_device_ends_the_epoch(reader: readers.Reader, double: Double) ->
     assert len(list(loader)) == 5
 
 
-# --- which device, which engine -----------------------------------------------------------------------------------
+# --- the choice of device and engine ------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("visible", "current", "local_rank", "expected"),
     [(8, 0, 3, 3), (1, 0, 3, 0), (2, 0, 3, 1), (8, 5, 3, 5), (8, 0, None, 0)],
 )
-def test_the_gpu_is_that_of_the_rank(
+def test_a_rank_uses_its_gpu(
     visible: int, current: int, local_rank: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that was chosen with torch.cuda.set_device counts; a rank that sees one GPU has that one."""
+    """A device set by torch.cuda.set_device is used; a rank that sees one GPU uses that GPU."""
     for name, value in {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
         monkeypatch.delenv(name, raising=False)
         if local_rank is not None:
@@ -332,7 +336,7 @@ def test_leaving_early_leaves_nothing_behind(reader: readers.Reader, double: Dou
     assert not device_threads()
 
 
-def test_without_such_a_device_or_decoder(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_device_or_decoder(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"device 'cuda': torch .* finds no GPU here"):
         ImageLoader(reader, 4, augment=CROP, device="cuda")
@@ -351,7 +355,7 @@ def test_on_a_gpu(reader: readers.Reader, decoder: Any) -> None:
         pytest.skip(str(error))
     batches = [tuple(value.cpu() if isinstance(value, torch.Tensor) else value for value in batch) for batch in loader]
     plain = list(ImageLoader(reader, 8, **grouped(options)))
-    # nvJPEG's inverse DCT and upsampling are not libjpeg's; what the CPU decoded differs by its resize alone.
+    # nvJPEG's inverse DCT and upsampling are not libjpeg's; images decoded by the CPU differ only by the resize.
     for a, b in zip(batches, plain, strict=True):
         assert float((a[0].float() - b[0].float()).abs().mean()) < (0.1 if loader.decoder == "cpu" else 3)
         assert a[2] == b[2] and torch.equal(a[3], b[3])

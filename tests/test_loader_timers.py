@@ -1,5 +1,5 @@
-"""`ImageLoader.stats()`: planted work is found, by clocks that only this work moves; sums are
-right however a loop ends. Traces have what happened, in the Trace Event Format, and nothing else."""
+"""`ImageLoader.stats()`: planted work is attributed correctly, on clocks that only this work advances; sums are correct
+however a loop ends. Traces have the events that happened, in the Trace Event Format, and no others."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MS = 1_000_000
 
 
 class Clock(threading.local):
-    """A clock of each thread that only planted work moves; or of all threads."""
+    """A clock of each thread that only planted work advances."""
 
     ns = 1
 
@@ -51,7 +51,7 @@ class Clock(threading.local):
 
 
 class OneClock:
-    """The same of all threads."""
+    """One such clock shared by all threads."""
 
     def __init__(self) -> None:
         self._lock, self._ns = threading.Lock(), 1
@@ -65,7 +65,7 @@ class OneClock:
 
 
 class SlowStore(StoreOver):
-    """A store that takes so long for each payload. Counts them."""
+    """A store in which each payload takes a fixed time. Counts its payloads."""
 
     def __init__(self, source: Any, clock: Any, ns: int) -> None:
         self.source, self._clock, self._ns = source, clock, ns
@@ -88,7 +88,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) 
 
 
 def plant(monkeypatch: pytest.MonkeyPatch, clock: Any, decode: int, augment: int = 0) -> None:
-    """A decoder and a blur that take so many nanoseconds an image, by a clock that nothing else moves."""
+    """Plant a decoder and a blur that take fixed nanoseconds an image, on a clock that nothing else advances."""
     real_decode, real_blur = cpu.decode_image, GaussianBlur.apply
 
     def decode_image(*args: Any, **named: Any) -> Any:
@@ -108,13 +108,13 @@ def seconds(stats: LoaderStats) -> dict[str, float]:
     return {stage: round(spent, 9) for stage, spent in stats.stages.items() if spent}
 
 
-# --- what was planted is found ------------------------------------------------------------------------------------
+# --- planted work -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("threads", "decode", "augment", "views"),
     [(1, 7 * MS, 2 * MS, 1), (3, 7 * MS, 2 * MS, 2), (3, 3_000, 1_000, 1)],
     ids=["slow", "two views", "so fast that images are sampled"],
 )
-def test_each_stage_has_its_time(
+def test_each_stage_shows_its_time(
     reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, threads: int, decode: int, augment: int, views: int
 ) -> None:
     clock = Clock()
@@ -132,7 +132,9 @@ def test_each_stage_has_its_time(
         assert stats.bytes_read == reader.sizes().sum() and stats.cache_hits == 0
 
 
-def test_a_cache_is_told_from_what_is_below_it(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cache_is_distinguished_from_the_store_below_it(
+    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = Clock()
     plant(monkeypatch, clock, MS)
     convert = Cached.convert
@@ -156,7 +158,7 @@ def test_a_cache_is_told_from_what_is_below_it(reader: readers.Reader, monkeypat
         outer.close()
 
 
-def test_slow_data_are_waited_for(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_slow_data_is_measured(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     clock, asked = OneClock(), threading.Event()
     plant(monkeypatch, clock, 0)
     planted = cpu.decode_image
@@ -179,7 +181,7 @@ def test_slow_data_are_waited_for(reader: readers.Reader, monkeypatch: pytest.Mo
     assert stats.images_per_second == pytest.approx(100) == stats.possible_images_per_second
 
 
-def test_slow_training_is_waited_for(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_slow_training_is_measured(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = OneClock()
     plant(monkeypatch, clock, 1000)
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=Threads(2, prefetch=2), ranks=Ranks(tail="exact"))
@@ -188,16 +190,16 @@ def test_slow_training_is_waited_for(reader: readers.Reader, monkeypatch: pytest
         before = loader.stats()
         while loader.stats().idle_seconds == before.idle_seconds and time.monotonic() < stop:
             time.sleep(0.001)
-            clock.advance(1_000)  # until all batches are ready, which this clock hardly sees
+            clock.advance(1_000)  # until all batches are ready, which takes hardly any time on this clock
             if loader.stats().seconds == before.seconds:  # the epoch has ended with its last batch
                 break
-        clock.advance(100 * MS)  # a step of the training
+        clock.advance(100 * MS)  # a training step
     stats, steps = loader.stats(), COUNT // BATCH
     assert stats.idle_seconds >= 0.1 * (steps - 1) and stats.wait < 0.01
     assert stats.ready == (1, 1, steps - 2) and str(stats).startswith("data wait for training: 2 batches ready on 83 %")
 
 
-# --- sums, however a loop goes ------------------------------------------------------------------------------------
+# --- sums ---------------------------------------------------------------------------------------------------------
 def check(stats: LoaderStats, batches: int, images: int) -> None:
     assert (stats.batches, stats.images) == (batches, images) and stats.made >= images
     assert 0 <= stats.first_wait_seconds <= stats.wait_seconds <= stats.seconds
@@ -232,11 +234,11 @@ def test_whole_epochs(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, o
             continue
         check(stats, 9, COUNT)
         assert stats.epoch == epoch and stats.made == COUNT == stats.reads and sum(stats.ready) == 9
-        assert stats == loader.stats(), "an epoch ends with its last batch"
+        assert stats == loader.stats(), "the epoch has not ended with its last batch"
         assert next(batches, None) is None and stats == loader.stats()
 
 
-def test_a_loop_that_is_left_and_a_reset(reader: readers.Reader) -> None:
+def test_a_loop_left_early_and_a_reset(reader: readers.Reader) -> None:
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=2)
     for step, _ in enumerate(loader):
         if step == 1:
@@ -248,7 +250,7 @@ def test_a_loop_that_is_left_and_a_reset(reader: readers.Reader) -> None:
     assert (stats.batches, stats.images, sum(stats.ready)) == (3, 3 * BATCH, 3) and stats == loader.stats()
     kept = iter(loader)
     next(kept)
-    assert loader.stats().epoch == 1 and loader.stats().seconds < loader.stats().seconds, "it is under way"
+    assert loader.stats().epoch == 1 and loader.stats().seconds < loader.stats().seconds, "the loop is not under way"
     assert loader.over(reader, loader.order).stats() == LoaderStats()
 
 
@@ -273,8 +275,8 @@ def test_bad_samples(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, on
 
 
 # --- a device -----------------------------------------------------------------------------------------------------
-def test_copies_to_a_device_have_the_time_that_the_device_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The thread waits 10 ms for the device, which copied for 4 ms of them, or for 12, most of them earlier."""
+def test_copies_to_a_device_show_the_time_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread waits 10 ms for the device, whose copy took 4 ms of them, or 12 ms, most of it earlier."""
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter_ns", clock)
     for copied, augment in ((4 * MS, 6e-3), (12 * MS, 0.0)):
@@ -305,7 +307,7 @@ def test_the_time_between_two_moments_of_a_stream(monkeypatch: pytest.MonkeyPatc
 
 # --- traces -------------------------------------------------------------------------------------------------------
 def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
-    """The events of a file by track, after checks of what the format demands."""
+    """The events of a trace file by track, after checks of the format."""
     content = json.loads(path.read_text())
     names = {e["tid"]: e["args"]["name"] for e in content["traceEvents"] if e["name"] == "thread_name"}
     tracks: dict[str, list[dict[str, Any]]] = {name: [] for name in names.values()}
@@ -319,20 +321,20 @@ def events_of(path: Path) -> dict[str, list[dict[str, Any]]]:
         for event in sorted(events, key=lambda e: (e["ts"], -e["dur"])):
             while ends and ends[-1] <= event["ts"] + 1e-3:
                 ends.pop()
-            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "inside the one before, or after it"
+            assert not ends or event["ts"] + event["dur"] <= ends[-1] + 1e-3, "an event overlaps the previous one"
             ends.append(event["ts"] + event["dur"])
     return tracks
 
 
 @pytest.mark.parametrize("decoder", ["cpu", "torchcodec"])
-def test_a_trace_has_what_the_threads_did(
+def test_a_trace_shows_the_work_of_the_threads(
     reader: readers.Reader, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, decoder: Any
 ) -> None:
     install(monkeypatch, "torchcodec")
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=2, decode=Decode(decoder=decoder))
     list(loader)
     with loader.trace(tmp_path / "trace.json") as trace:
-        assert not trace.events, "nothing of before"
+        assert not trace.events, "an event from before the trace"
         list(loader)
         assert not any(tmp_path.iterdir())
     list(loader)

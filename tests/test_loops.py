@@ -1,4 +1,5 @@
-"""Loops over loaders, samplers and streams: every (epoch, sample) once, wherever they stop and on any ranks."""
+"""Loops over loaders, samplers and streams: every (epoch, sample) once, wherever they stop and on any number of
+ranks."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[readers.Reader]
 
 
 class NoImages(StoreOver):
-    """A store whose images, the first of two fields, may not be read."""
+    """A store that refuses to read the images, which are the first of two fields."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -82,7 +83,7 @@ def expected(epoch: int, seed: int = 3) -> list[int]:
     return list(Shuffled(COUNT, seed).indices(epoch, np.arange(COUNT)).tolist())
 
 
-def test_the_length_is_that_of_a_whole_epoch(reader: readers.Reader) -> None:
+def test_the_length_is_the_batches_of_a_whole_epoch(reader: readers.Reader) -> None:
     loader = loader_of(reader)
     stream = iter(loader)
     next(stream), next(stream)
@@ -97,7 +98,7 @@ def test_the_length_is_that_of_a_whole_epoch(reader: readers.Reader) -> None:
     assert len(DataLoader(ImageDataset(reader), 10, sampler=sampler)) == 5
 
 
-def test_ranks_are_those_at_the_begin_of_a_loop(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_are_determined_at_the_start_of_a_loop(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some launchers start the ranks after the loader was made."""
     loader = loader_of(reader, 5, order=Sequential(COUNT))
     sampler = EpochSampler(Sequential(COUNT), reader)
@@ -114,7 +115,7 @@ def test_an_evaluation_loads_every_sample(reader: readers.Reader) -> None:
     ranks = [
         ImageLoader(reader, 7, shuffle=False, fields=("index",), ranks=Ranks(rank=r, world_size=3)) for r in range(3)
     ]
-    assert len({len(loader) for loader in ranks}) == 1, "every rank has as many batches"
+    assert len({len(loader) for loader in ranks}) == 1, "ranks have different numbers of batches"
     assert sorted(index for loader in ranks for index in indices_of(loader)) == list(range(COUNT))
     assert len(ImageLoader(reader, 7, shuffle=False, ranks=Ranks(tail="drop_last"), fields=("index",))) == 7
     stream = ImageStream(ImageDataset(reader, fields=("index",)), EpochSampler(Sequential(COUNT), reader), 64)
@@ -140,8 +141,8 @@ def test_an_epoch_without_a_batch_is_an_error(reader: readers.Reader) -> None:
         ImageStream(ImageDataset(reader), EpochSampler(Shuffled(COUNT), reader), 64)
 
 
-# --- what a batch is made of --------------------------------------------------------------------------------------
-def test_without_the_field_image_no_image_is_touched(reader: readers.Reader) -> None:
+# --- the content of a batch ---------------------------------------------------------------------------------------
+def test_without_the_field_image_no_image_is_read(reader: readers.Reader) -> None:
     fields = ("label", "key", "index", "json")
     without = readers.Reader(reader.table, NoImages(reader.store))
     labels, keys, indices, texts = next(iter(ImageLoader(without, 10, fields=fields, seed=1)))
@@ -165,7 +166,7 @@ def test_batches_can_be_dictionaries(reader: readers.Reader) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda r, f: ImageLoader(r, 4, fields=f), lambda r, f: ImageDataset(r, fields=f)])
-def test_fields_that_are_not_there(reader: readers.Reader, make: Callable[..., Any]) -> None:
+def test_missing_fields(reader: readers.Reader, make: Callable[..., Any]) -> None:
     with pytest.raises(UnknownNameError, match="no field 'mask'; a batch can have image, label, key, index, json"):
         make(reader, ("image", "mask"))
     with pytest.raises(UnknownNameError, match=r"write  fields=\('label',\)"):
@@ -214,7 +215,8 @@ def by_loader(reader: Any, order: Any, state: Any, world: int, batch: int) -> It
 
 
 def by_torch(kind: str, reader: Any, order: Any, state: Any, world: int, batch: int) -> Iterator[Step]:
-    """A sampler, a batch sampler or a stream in DataLoaders, or StatefulDataLoaders and nodes with states of theirs."""
+    """A sampler, a batch sampler or a stream in DataLoaders, or StatefulDataLoaders and nodes, which save the state
+    themselves."""
     dataset, is_nodes = ImageDataset(reader, fields=("index",)), kind == "nodes"
     ranks = [{"rank": rank, "world_size": world, "tail": "exact"} for rank in range(world)]
     places: list[Any]
@@ -238,19 +240,19 @@ def by_torch(kind: str, reader: Any, order: Any, state: Any, world: int, batch: 
     while True:
         epoch = places[0].epoch
         for step, parts in enumerate(zip_longest(*loaders, fillvalue=() if is_nodes else ((),)), 1):
-            epoch = places[0].epoch if kind == "stream" else epoch  # a stream's is that of the iteration begun last
+            epoch = places[0].epoch if kind == "stream" else epoch  # of a stream: that of the last iteration
             seen = [int(index) for part in parts for (index,) in (part if is_nodes else zip(*part, strict=True))]
             units = step if kind == "batches" else step * batch
             states = [place.state_after(units) for place in places]
             assert states == states[:1] * world, "the state is the same on every rank"
-            if kind in ("stateful", "nodes"):  # which count returned samples
+            if kind in ("stateful", "nodes"):  # they count returned samples
                 own = [token for one in loaders for token in find_states(one.state_dict()).values()]
                 states = [max(own, key=lambda token: (token["epoch"], token["cursor"]))]
             yield Step(epoch, seen, states[0])
 
 
 def by_reader(reader: Any, order: Any, state: Any, world: int, batch: int) -> Iterator[Step]:
-    """`reader.stream`, by the rows of a schedule."""
+    """`reader.stream`, over the rows of a schedule."""
     row_of = {bytes(data): row for row, data in enumerate(reader.stream())}
     feeds = [Steps(reader, order, batch, FeedOptions(rank, world, "exact", decoder=DECODER)) for rank in range(world)]
     if state is not None:
@@ -267,7 +269,7 @@ def by_reader(reader: Any, order: Any, state: Any, world: int, batch: int) -> It
 
 WALKS: dict[str, Any] = {"loader": by_loader, "reader.stream": by_reader}
 WALKS |= {kind: partial(by_torch, kind) for kind in ("sampler", "batches", "stream", "stateful", "nodes")}
-# Ranks, samples of each in a step, and steps until the run stops: 50 samples an epoch.
+# Ranks, samples of each in a step, and steps until the run stops; an epoch has 50 samples.
 CHAINS: dict[str, list[tuple[int, int, int]]] = {
     "ends of epochs": [(2, 5, 5), (5, 10, 1), (2, 25, 1), (1, 50, 1), (5, 5, 4)],
     "nothing done": [(1, 4, 0), (3, 2, 4), (2, 3, 0), (2, 3, 0), (4, 1, 7), (1, 9, 0)],
@@ -277,8 +279,8 @@ CHAINS: dict[str, list[tuple[int, int, int]]] = {
 
 
 def run_chain(reader: Any, order: Any, runs: Any, seed: Any = "") -> None:
-    """Runs that continue each other, each (walk, ranks, batch size, steps): every epoch has every sample once, in its
-    order, and `readers.replay` knows what each step had."""
+    """Runs that continue one another, each (walk, ranks, batch size, steps): every epoch has every sample once, in its
+    order, and `readers.replay` returns the samples of each step."""
     state: dict[str, Any] | None = None
     steps: list[Step] = []
 
@@ -311,14 +313,14 @@ def run_chain(reader: Any, order: Any, runs: Any, seed: Any = "") -> None:
 @pytest.mark.parametrize("chain", CHAINS)
 @pytest.mark.parametrize("feed", [*WALKS, "each in turn"])
 def test_chains_of_resumes_lose_and_repeat_nothing(reader: readers.Reader, feed: str, chain: str) -> None:
-    """Each run on other ranks and with other batches than the one that it resumes; also one kind after the other."""
+    """Each run has other ranks and batches than the run that it resumes; also with alternating feeds."""
     walks = itertools.cycle(WALKS.values()) if feed == "each in turn" else itertools.repeat(WALKS[feed])
     run_chain(reader, Shuffled(COUNT, 3), [(walk, *run) for walk, run in zip(walks, CHAINS[chain], strict=False)])
 
 
 @pytest.mark.parametrize(("stops", "seed"), [(25, 0), *(pytest.param(50, i, marks=FAULTS) for i in range(100, 140))])
 def test_nothing_is_lost_or_repeated_by_any_successor(reader: readers.Reader, stops: int, seed: int) -> None:
-    """Stop at random, each time continuing with another kind, other ranks and batches."""
+    """Stops at random, and continues each time with another feed, other ranks and batches."""
     draw = random.Random(seed)
     order = draw.choice((Shuffled(COUNT, seed + 1), BlockShuffled(np.arange(0, COUNT + 1, 5), 2, seed + 1)))
     walks = list(WALKS.values())
@@ -338,7 +340,7 @@ def stateful(reader: Any, kind: str, workers: int, batch: int, **options: Any) -
 
 @pytest.mark.parametrize(("kind", "workers"), [("sampler", 2), ("stream", 0), ("stream", 2)])
 def test_the_state_of_a_finished_epoch_continues_with_the_next(reader: readers.Reader, kind: str, workers: int) -> None:
-    """With a last batch that is not full, and with one that is; again and again."""
+    """With a last batch that is not full, and with a full one; repeatedly."""
     for batch in (16, 25):
         state = None
         for epoch in range(3):
@@ -361,7 +363,7 @@ def test_the_state_of_a_finished_epoch_continues_with_the_next(reader: readers.R
 def test_stateful_loaders_stop_anywhere(
     reader: readers.Reader, kind: str, workers: int, batch: int, stops: int
 ) -> None:
-    """Every epoch in its order, none twice, though each stop makes a loader of its own."""
+    """Every epoch in its order, no sample twice, though each stop continues in a new loader."""
     draw, seen, state = random.Random(stops), [], None
     for _ in range(stops):
         loader = stateful(reader, kind, workers, batch, persistent_workers=workers > 0 and draw.random() < 0.5)
@@ -380,8 +382,8 @@ def test_stateful_loaders_stop_anywhere(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_ops_draw_on_after_a_resume_in_the_order_of_torchs_sampler(reader: readers.Reader, workers: int) -> None:
-    """The state holds torch's generator, unless places in our sampler's epoch replace it."""
+def test_resumed_ops_continue_their_random_numbers_with_torchs_sampler(reader: readers.Reader, workers: int) -> None:
+    """The state holds the state of torch's generator, unless our sampler determines the random numbers by position."""
 
     def loader(dataset: ImageDataset) -> StatefulDataLoader[Any]:
         return StatefulDataLoader(dataset, 8, shuffle=True, num_workers=workers)
@@ -402,7 +404,7 @@ def test_ops_draw_on_after_a_resume_in_the_order_of_torchs_sampler(reader: reade
 
 @pytest.mark.parametrize(("kind", "workers"), [("sampler", 2), ("stream", 0), ("stream", 2)])
 def test_set_epoch_counts_after_a_state_before_the_first_loop(reader: readers.Reader, kind: str, workers: int) -> None:
-    """For that state a StatefulDataLoader makes its first iterator, whose workers begin at once."""
+    """To save that state, a StatefulDataLoader makes its first iterator, whose workers start at once."""
     for epochs in ([0, 1], [3, 4], [0, 3]):
         loader = stateful(reader, kind, workers, 8)
         position = loader.sampler if kind == "sampler" else loader.dataset
@@ -457,7 +459,7 @@ def test_two_iterators_over_a_stream_are_two_epochs(reader: readers.Reader, cont
 
 
 def test_the_position_may_be_set_while_workers_start(reader: readers.Reader) -> None:
-    """However far they are: nothing hangs, and each of them makes its part of the same epoch."""
+    """However far the workers are: no process hangs, and each worker makes its part of the same epoch."""
     for epoch in range(4):
         dataset = ImageDataset(reader, fields=("index",))
         stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 8, drop_last=False)
@@ -467,7 +469,7 @@ def test_the_position_may_be_set_while_workers_start(reader: readers.Reader) -> 
         assert seen in (expected(0), expected(epoch + 5))
 
 
-def test_a_stream_says_where_its_state_is(reader: readers.Reader) -> None:
+def test_a_stream_names_the_loader_with_its_state(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, fields=("index",))
     stream = ImageStream(dataset, EpochSampler(Shuffled(COUNT, 3), dataset), 10)
     loader = DataLoader(stream, batch_size=None, num_workers=1, persistent_workers=True)
@@ -479,7 +481,7 @@ def test_a_stream_says_where_its_state_is(reader: readers.Reader) -> None:
         next(iter(loader))
 
 
-def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.Reader) -> None:
+def test_a_sampler_reports_that_it_does_not_know_the_position_of_training(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, fields=("index",))
     sampler = EpochSampler(Shuffled(COUNT, 3), dataset)
     assert sampler.state_dict()["cursor"] == 0
@@ -488,7 +490,7 @@ def test_a_sampler_says_when_it_cannot_know_where_training_is(reader: readers.Re
         sampler.state_dict()
     assert sampler.state_after(5)["cursor"] == 5
     next(iter(DataLoader(dataset, 5, sampler=sampler)))
-    assert sampler.state_dict()["cursor"] == 5, "without workers it knows"
+    assert sampler.state_dict()["cursor"] == 5, "without workers the sampler knows it"
 
 
 # --- plain DataLoader ---------------------------------------------------------------------------------------------
@@ -502,7 +504,7 @@ def kinds_of_workers() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("context", "persistent", "stream"), [*kinds_of_workers()])
 def test_workers_walk_through_epochs(reader: readers.Reader, context: str, persistent: bool, stream: bool) -> None:
-    """And make the images that this process makes."""
+    """Their images equal those that this process makes."""
     dataset = ImageDataset(reader, [RandomResizedCrop(8), RandomHorizontalFlip()], fields=("index", "image"))
     sampler, place = EpochSampler(Shuffled(COUNT, 3), dataset), EpochSampler(Shuffled(COUNT, 3))
     workers = 1 if context == "spawn" else 2

@@ -1,4 +1,4 @@
-"""Tables and sentences for a terminal: nothing is wider than it, and nothing is lost but optional columns."""
+"""Tables and sentences for a terminal: no line is wider than it, and only optional columns are dropped."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = [["/scratch/project/images", "0.52", "1.10", "140"], ["/tmp", "0.03", "0.
 @given(
     st.lists(st.tuples(st.text("abcd/", min_size=1, max_size=40), WORD, WORD, WORD), min_size=1), st.integers(60, 120)
 )
-def test_a_table_is_as_wide_as_the_terminal_at_most(rows: list[tuple[str, ...]], width: int) -> None:
+def test_a_table_is_at_most_as_wide_as_the_terminal(rows: list[tuple[str, ...]], width: int) -> None:
     lines = table(NAMES, rows, width, bars=[1.0] * len(rows))
     assert len(lines) == len(rows) + 1 and max(map(len, lines)) <= width
     for line, (_, *cells) in zip(lines[1:], rows, strict=True):
@@ -75,7 +75,7 @@ def test_a_command_with_a_hostile_name_is_one_word_of_the_shell(tmp_path: Path) 
 
 @pytest.fixture
 def hostile_place(tmp_path: Path, tree: Path) -> Path:
-    """A folder with two sets, one of them damaged, a table and a compressed shard; its name is a command."""
+    """A folder with two sets, one of them damaged, a table and a compressed shard; its name is a shell command."""
     place = tmp_path / "a b;$(touch x)"
     for to, name in (("tar", "tar"), ("hdf5", "set")):
         packer.convert(tree, to=to, output=place / name, run=packer.Run(workers=1))
@@ -103,7 +103,7 @@ SUGGESTING: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("name", SUGGESTING)
-def test_a_suggested_command_names_the_very_file(
+def test_a_suggested_command_names_exactly_the_file(
     hostile_place: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:

@@ -1,4 +1,4 @@
-"""Figures of loaders: what they count, as a dictionary, through trainers' loggers, and for Prometheus."""
+"""Metrics of loaders: their definitions, as a dictionary, in the loggers of trainers, and for Prometheus."""
 
 from __future__ import annotations
 
@@ -70,27 +70,27 @@ def test_shares_rates_and_percentiles_follow_the_clock(monkeypatch: pytest.Monke
     assert late == found and {type(value) for value in found.values()} == {float}
 
 
-def test_each_length_of_time_is_in_its_bucket() -> None:
+def test_each_duration_is_in_its_bucket() -> None:
     for ns in [0, 1, 15, 16, 31, 32, 33, 1000, 12_345_678, 1 << 40]:
         first, end = bucket_ns(bucket_of(ns))
         assert first <= ns < end and (end - first <= 1 or (end - first) / first <= 1 / 16)
 
 
-def test_figures_are_since_the_last_call_or_of_all_loops(reader: readers.Reader) -> None:
+def test_metrics_cover_the_time_since_the_last_call_or_all_loops(reader: readers.Reader) -> None:
     loader = loader_of(reader)
-    assert loader.metrics()["packer/images_per_s"] == 0.0, "no loop yet"
+    assert loader.metrics()["packer/images_per_s"] == 0.0, "images without a loop"
     watching = Meter(loader)
     for _ in range(2):
         assert len(list(loader)) == COUNT // BATCH
         assert loader.metrics(prefix="data/")["data/images_per_s"] > 0
     assert (loader.totals()["images"], loader.totals()["batches"]) == (2 * COUNT, 2 * COUNT // BATCH)
     since = loader.metrics()
-    assert since["packer/images_per_s"] == 0 and np.isnan(since["packer/batch_ms_p50"]), "nothing since the last call"
+    assert since["packer/images_per_s"] == 0 and np.isnan(since["packer/batch_ms_p50"]), "images since the last call"
     assert loader.metrics(total=True)["packer/images_per_s"] > 0 and loader.stats().images == COUNT
-    assert watching.metrics()["packer/images_per_s"] > 0, "a meter has a last call of its own"
+    assert watching.metrics()["packer/images_per_s"] > 0, "a meter shares the last call of the loader"
 
 
-def test_hits_of_a_cache_and_bad_samples(tmp_path: Path, pack: Callable[..., Path]) -> None:
+def test_cache_hits_and_bad_samples(tmp_path: Path, pack: Callable[..., Path]) -> None:
     files = {f"{i:02d}.jpg": make_jpeg(i, (16, 16)) for i in range(COUNT)}
     path = pack(tree_of(tmp_path / "images", files))
     shard = next(path.glob("*.tar"), None) or next(path.glob("*.h5"))
@@ -110,7 +110,7 @@ def test_hits_of_a_cache_and_bad_samples(tmp_path: Path, pack: Callable[..., Pat
         meter = Meter(DataLoader(dataset, BATCH, num_workers=1))
         assert sum(len(batch[0]) for batch in meter) == COUNT
         figures = meter.metrics()
-        assert figures["packer/bad_samples"] == 1 and figures["packer/cache_hit_share"] > 0.8, "of the worker"
+        assert figures["packer/bad_samples"] == 1 and figures["packer/cache_hit_share"] > 0.8, "not of the worker"
         assert "packer/threads_busy_share" not in figures
         dataset.report()
         assert meter.metrics()["packer/bad_samples"] == 0
@@ -139,7 +139,7 @@ def test_a_meter_of_any_loader(reader: readers.Reader, kind: str) -> None:
 
 # --- trainers' loggers --------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["loader", "plain", "two"])
-def test_lightning_logs_them(
+def test_lightning_logs_metrics(
     reader: readers.Reader, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lightning = pytest.importorskip("lightning")
@@ -171,7 +171,7 @@ def test_lightning_logs_them(
 
 
 @pytest.mark.parametrize("kind", ["loader", "plain"])
-def test_the_trainer_of_transformers_logs_them(reader: readers.Reader, tmp_path: Path, kind: str) -> None:
+def test_the_trainer_of_transformers_logs_metrics(reader: readers.Reader, tmp_path: Path, kind: str) -> None:
     transformers = pytest.importorskip("transformers")
     from readers.frameworks.transformers import LoaderTrainer, MetricsCallback
 
@@ -200,7 +200,7 @@ def test_the_trainer_of_transformers_logs_them(reader: readers.Reader, tmp_path:
 
 # --- Prometheus ---------------------------------------------------------------------------------------------------
 def samples_of(text: str) -> dict[str, float]:
-    """By name and labels, as the client library reads them."""
+    """The samples by name and labels, as the client library parses them."""
     parser = pytest.importorskip("prometheus_client.openmetrics.parser")
     families = parser.text_string_to_metric_families(text)
     return {f"{s.name}{sorted(s.labels.values())}": s.value for family in families for s in family.samples}
@@ -218,11 +218,11 @@ def test_text_for_prometheus(reader: readers.Reader) -> None:
     before = found
     list(loader)
     found = samples_of(metrics.text({"train": loader, "val": plain}))
-    assert all(found[name] >= value for name, value in before.items()), "counters of a second epoch go on"
+    assert all(found[name] >= value for name, value in before.items()), "counters restarted in the second epoch"
     assert found["packer_images_total['0', 'train']"] == 2 * COUNT
 
 
-def test_the_panel_asks_for_metrics_that_exist(reader: readers.Reader) -> None:
+def test_the_panel_queries_existing_metrics(reader: readers.Reader) -> None:
     pytest.importorskip("prometheus_client")
     known = set(re.findall(r"^packer_\w+", metrics.text(loader_of(reader)), re.MULTILINE))
     queries = [target["expr"] for panel in json.loads(DASHBOARD.read_text())["panels"] for target in panel["targets"]]
@@ -243,7 +243,7 @@ def test_files_and_a_port(
     with metrics.write_every(folder / "packer.prom", loader, seconds=0.01):
         list(loader)
     assert f'packer_images_total{{loader="train",rank="0"}} {COUNT}.0' in (folder / "packer.prom").read_text()
-    assert "# TYPE packer_images_total counter" in (folder / "packer.prom").read_text(), "as node_exporter reads it"
+    assert "# TYPE packer_images_total counter" in (folder / "packer.prom").read_text(), "for node_exporter"
     assert metrics.write(folder / "packer.txt", loader).read_text().endswith("# EOF\n")
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)

@@ -30,7 +30,7 @@ FAST = {"cpu_busy": 0.5, "gpu0_busy": 1.0, "steps": 4.0, "images": 150.0, "eth0_
 
 
 # --- packer monitor --------------------------------------------------------------------------------------------------
-def test_a_command_has_its_input_output_and_status(tmp_path: Path) -> None:
+def test_a_monitored_command_keeps_input_output_and_status(tmp_path: Path) -> None:
     path = tmp_path / "run.jsonl"
     html = tmp_path / "run.html"
     options = ("--output", path, "--interval", "20ms", "--html", html)
@@ -61,7 +61,7 @@ def test_the_record_as_json_follows_the_output_of_the_command() -> None:
         ((), 2, "COMMAND"),
     ],
 )
-def test_what_cannot_be_recorded_is_not_run(arguments: Any, status: int, words: str) -> None:
+def test_a_command_is_not_run_if_its_record_cannot_be_written(arguments: Any, status: int, words: str) -> None:
     done = run_packer("monitor", *arguments)
     assert done.returncode == status and words in done.stderr and "ran" not in done.stdout
     assert "Traceback" not in done.stderr
@@ -69,7 +69,7 @@ def test_what_cannot_be_recorded_is_not_run(arguments: Any, status: int, words: 
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Any]:
-    """Starts a monitored Python program that says when it is ready."""
+    """Starts a monitored Python program and waits until it reports that it is ready."""
     programs: list[subprocess.Popen[str]] = []
 
     def start(program: str) -> subprocess.Popen[str]:
@@ -87,7 +87,7 @@ def started(tmp_path: Path) -> Iterator[Any]:
         program.communicate(timeout=300)
 
 
-def test_a_command_that_is_killed_leaves_its_table(started: Any) -> None:
+def test_the_table_of_a_killed_command_is_printed(started: Any) -> None:
     program = started("os.kill(os.getpid(), 9)")
     _, shown = program.communicate(timeout=300)
     assert program.returncode == 128 + 9 and "cpu busy" in shown
@@ -103,7 +103,7 @@ def test_a_signal_goes_to_the_command(started: Any) -> None:
     assert program.returncode == 3 and "cpu busy" in shown
 
 
-def test_a_record_is_whole_when_the_monitor_is_killed(started: Any, tmp_path: Path) -> None:
+def test_a_record_is_complete_when_the_monitor_is_killed(started: Any, tmp_path: Path) -> None:
     program = started(
         "path = sys.argv[0]\n"
         f"while open({str(tmp_path / 'run.jsonl')!r}).read().count('\"t\"') < 3: time.sleep(0.01)\n"
@@ -116,9 +116,9 @@ def test_a_record_is_whole_when_the_monitor_is_killed(started: Any, tmp_path: Pa
     assert len(usage.times) >= 3 and "processes cpus" in usage.names
 
 
-# --- what a record says ----------------------------------------------------------------------------------------------
+# --- the content of a record -----------------------------------------------------------------------------------------
 def usage_of(marks: tuple[Mark, ...] = (), full: dict[str, float] | None = None, **columns: Any) -> Usage:
-    """Ten samples of a second; a column is a number or ten of them. "_" in names stands for a space."""
+    """Ten samples of one second; a column is a number or ten of them. "_" in names stands for a space."""
     units = {"busy": "share", "iowait": "share", "pressure": "share", "throttled": "share", "memory": "bytes",
              "used": "bytes", "steps": "1/s", "images": "1/s"}  # fmt: skip
     names = [name.replace("_", " ") for name in columns]
@@ -149,18 +149,20 @@ def usage_of(marks: tuple[Mark, ...] = (), full: dict[str, float] | None = None,
         ({"cpu_busy": np.nan}, {}, ["too short"]),
     ],
 )  # fmt: skip
-def test_a_record_in_a_sentence(columns: dict[str, Any], full: dict[str, float], words: list[str]) -> None:
+def test_a_record_is_summarised_in_a_sentence(
+    columns: dict[str, Any], full: dict[str, float], words: list[str]
+) -> None:
     sentence = read_usage(usage_of(full=full, **columns))
     assert all(word in sentence for word in words), sentence
 
 
 def test_reports_have_heat_maps_and_escape_names(tmp_path: Path) -> None:
-    """Of a record without a sample, too."""
+    """Also for a record without a sample."""
     marked = usage_of((Mark("<b>one</b>", 1.0), Mark("two", 5.0)), **SLOW)
     empty = replace(marked, times=marked.times[:0], durations=marked.durations[:0], values=marked.values[:0])
     both = comparison_page(compare(marked, usage_of(**FAST)), ("a<i>", "b")).render()
     page = usage_page(marked, "What <b> used", [("command", "<b>")], ["a note"]).render()
-    assert page.count("<svg") == 2 and both.count("<svg") == 4, "each chart is drawn wide and narrow"
+    assert page.count("<svg") == 2 and both.count("<svg") == 4, "each chart needs a wide and a narrow version"
     assert "<b>" not in page and "<i>" not in both and "&lt;b&gt;one" in page
     assert "1/s\u00a0…\u00a01/s\u00a0…\u00a01/s" in page and "3/s\u00a0…\u00a03/s" in page
     assert "Nothing was sampled" in usage_page(empty, "nothing").render()
@@ -216,6 +218,6 @@ def test_the_command_compares_a_record_with_the_json_of_a_diagnosis(tmp_path: Pa
         ((__file__, __file__), 1, "neither a record"),
     ],
 )
-def test_what_cannot_be_compared(arguments: Any, status: int, words: str) -> None:
+def test_records_that_cannot_be_compared(arguments: Any, status: int, words: str) -> None:
     done = run_packer("diagnose", "--compare", *arguments)
     assert done.returncode == status and words in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""Names from outside: which ones each type accepts, and that a set's description must have valid ones."""
+"""Names from outside: which names each type accepts, and that the description of a set must have valid names."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ def test_a_split_or_field_is_a_plain_word_and_a_path_stays_below_its_folder() ->
 
 
 @pytest.mark.parametrize("name", ["train", "val-1", "_x", "a.b", "école", "x" * 200])
-def test_plain_names_are_taken_as_they_are(name: str) -> None:
+def test_plain_names_are_accepted_unchanged(name: str) -> None:
     assert SplitName(name) == FieldName(name) == name
     again = pickle.loads(pickle.dumps(SplitName(name)))
     assert type(again) is SplitName and again == name and json.dumps(again) == json.dumps(name)
 
 
-def test_a_field_does_not_take_the_place_of_a_column_of_the_index() -> None:
+def test_a_field_cannot_replace_a_column_of_the_index() -> None:
     for name in ("key", "mask.name"):
         with pytest.raises(BadNameError, match="the index has columns of that name"):
             FieldName(name)
@@ -64,7 +64,7 @@ def test_a_path_has_one_spelling() -> None:
     assert RelativePath("./a//b/./c/") == "a/b/c" and type(pickle.loads(pickle.dumps(ShardPath("a/b")))) is ShardPath
 
 
-def test_neither_a_shard_nor_an_index_is_one_of_the_sets_own_files() -> None:
+def test_a_shard_or_an_index_cannot_be_another_file_of_the_set() -> None:
     for path in (".packing", ".packing/x", "dataset.json", "./left-out.jsonl"):
         for kind in (ShardPath, IndexPath):
             with pytest.raises(BadNameError, match="belongs to the set"):
@@ -74,7 +74,7 @@ def test_neither_a_shard_nor_an_index_is_one_of_the_sets_own_files() -> None:
 
 
 def described(split: str = "train", fields: dict[str, str] | None = None, **changes: object) -> bytes:
-    """A dataset.json. changes: of its split."""
+    """A dataset.json. changes: members of its split to replace."""
     splits = {split: {"samples": 0, "root": "", "index": "train.index", "shards": [], **changes}}
     content = {"kind": "packer-dataset", "version": 1, "format": "tar", "classes": [], "label_offset": 0}
     return json.dumps(content | {"splits": splits, "fields": fields or {"image": "image"}}).encode()
@@ -94,7 +94,7 @@ def described(split: str = "train", fields: dict[str, str] | None = None, **chan
     ],
     ids=str,
 )
-def test_a_set_with_such_names_is_not_read(changes: Any) -> None:
+def test_a_set_with_invalid_names_is_refused(changes: Any) -> None:
     assert parse_dataset_info(described(), "good").splits["train"].index == "train.index"
     with pytest.raises(DatasetError, match=r"^set: .*(cannot be the name|leads outside|is the set's own)"):
         parse_dataset_info(described(**changes), "set")
@@ -102,7 +102,7 @@ def test_a_set_with_such_names_is_not_read(changes: Any) -> None:
 
 @pytest.mark.parametrize("split", ["../evil", "{tmp}/absolute", "a b", ".hid"])
 def test_a_hostile_split_is_refused_before_anything_is_written(tree: Path, tmp_path: Path, split: str) -> None:
-    """By option and in a manifest's column, when packing and when indexing."""
+    """By option and in a column of a manifest, when packing and when indexing."""
     split = split.format(tmp=tmp_path)
     flat = tree / "val/cat"
     packer.convert(flat, to="tar", output=tmp_path / "good", run=packer.Run(workers=1))
@@ -139,7 +139,7 @@ class _Named(FolderSource):
         return listing
 
 
-def test_no_source_names_a_split_outside(tree: Path, tmp_path: Path) -> None:
+def test_no_source_names_a_split_outside_the_output(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"'../evil' cannot be the name of a split"):
         packer.convert(_Named(tree), to="tar", output=tmp_path / "out", run=packer.Run(workers=1))
     assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
-"""The node's resources for a process: CPUs, memory, the page cache. Page cache is free memory, a tmpfs is not.
+"""The resources of a node for a process: CPUs, memory, the page cache. Page cache counts as free memory, a tmpfs does
+not.
 
-Control files are as two kernels wrote them, and of a control group of this machine where one can be made.
+Control files are copies from two kernels, and those of a control group of this machine where one can be made.
 """
 
 from __future__ import annotations
@@ -31,12 +32,12 @@ def env(text: str) -> dict[str, str]:
 
 
 def step(tasks: int, on_node: int, per_task: int | None = None) -> dict[str, str]:
-    """The environment of the first of some tasks of srun on one node."""
+    """The environment of the first of several srun tasks on one node."""
     return env(STEP) | batch(tasks, on_node, per_task)
 
 
 def batch(tasks: int, on_node: int, per_task: int | None) -> dict[str, str]:
-    """The environment of a batch script: no step."""
+    """The environment of a batch script, which is no step."""
     text = f"SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NNODES=1 SLURM_NTASKS={tasks} SLURM_STEP_TASKS_PER_NODE={tasks} "
     return env(f"{text} SLURM_CPUS_ON_NODE={on_node}" + (f" SLURM_CPUS_PER_TASK={per_task}" if per_task else ""))
 
@@ -53,7 +54,7 @@ def mpirun(ranks: int) -> dict[str, str]:
 
 
 CASES = [
-    # name, environment, CPUs of its own mask, expected
+    # name, environment, CPUs of the process mask, expected
     ("a workstation", {}, 32, 32),
     ("torchrun on a workstation", torchrun(4), 32, 8),
     ("torchrun with more ranks than CPUs", torchrun(64), 32, 1),
@@ -93,7 +94,7 @@ CASES = [
 
 @pytest.fixture
 def masks(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """CPUs of this process's mask; that of its parent is the whole node."""
+    """The CPUs in the mask of this process; its parent may use the whole node."""
     sizes = {"own": NODE}
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(NODE if pid else sizes["own"])))
     return sizes
@@ -107,10 +108,10 @@ def test_only_shared_cpus_are_divided_by_the_ranks(
     assert usable_cpus(environ, tmp_path, "0::/\n") == expected
 
 
-def test_a_mask_or_quota_that_the_launcher_has_too_is_shared(
+def test_a_mask_or_quota_that_the_launcher_also_has_is_shared(
     masks: dict[str, int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """As under taskset, or in the cpuset of a container; the smallest limit wins."""
+    """As under taskset, or in the cpuset of a container; the smallest limit counts."""
     (tmp_path / "cpu.max").write_text("800000 100000")
     for masks["own"], environ, expected in (
         (NODE, {}, 8),
@@ -135,7 +136,7 @@ def test_a_loader_in_a_task_has_the_threads_of_the_task(
 
 
 def control_files(root: Path, **files: str) -> Path:
-    """Write control files: a__b__cpu_max="…" is a/b/cpu.max."""
+    """Write control files: a__b__cpu_max="…" is the file a/b/cpu.max."""
     for name, text in files.items():
         *folders, last = name.split("__")
         path = root.joinpath(*folders)
@@ -149,7 +150,7 @@ def control_files(root: Path, **files: str) -> Path:
     [
         ({}, "0::/\n", NODE),
         ({"cpu_max": "200000 100000"}, "0::/\n", 2),
-        ({"job__cpu_max": "250000 100000"}, "0::/job\n", 3),  # part of a CPU still is one
+        ({"job__cpu_max": "250000 100000"}, "0::/job\n", 3),  # part of a CPU counts as one
         ({"job__cpu_max": "50000 100000"}, "0::/job\n", 1),
         ({"job__cpu_max": "max 100000"}, "0::/job\n", NODE),
         ({"job__cpu_max": "800000 100000", "job__task__cpu_max": "max 100000"}, "0::/job/task\n", 8),
@@ -207,7 +208,7 @@ V2 = {"job__memory_max": str(512 * MIB), "job__memory_current": str(USED)}
         ({"memory_max": "700000", "memory_current": "1", "job__memory_max": "max"}, "0::/job\n", 699_999),
         (V1, "7:memory:/job\n", 512 * MIB - USED),
         (V2, "0::/job\n", 512 * MIB - USED),
-        # Page cache is free, a tmpfs is not. Of a v1 group the totals count, which include the groups below it.
+        # Page cache is free, a tmpfs is not. In a v1 group the totals count, which include the groups below it.
         ({**V1, "memory__job__memory_stat": V1_STAT}, "7:memory:/job\n", FREE),
         (
             {**V1, "memory__job__memory_stat": V1_STAT.replace("\ninactive_file 475987968", "\ninactive_file 4096")},
@@ -215,7 +216,7 @@ V2 = {"job__memory_max": str(512 * MIB), "job__memory_current": str(USED)}
             FREE,
         ),
         ({**V2, "job__memory_stat": V2_STAT}, "0::/job\n", FREE),
-        # The kernel counts in batches: for a moment the parts may be more than the whole.
+        # The kernel counts in batches: for a moment the parts may exceed the total.
         (
             {**V2, "job__memory_current": str(5 * MIB), "job__memory_stat": f"inactive_file {20 * MIB}"},
             "0::/job\n",
@@ -274,7 +275,7 @@ def test_in_a_real_control_group(group: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     begun, read, filled = map(int, done.stdout.split())
     assert LIMIT // 2 < begun <= LIMIT
-    assert read > begun - 8 * MIB, "a file that was read counts as used"
+    assert read > begun - 8 * MIB, "a file in the page cache counts as used"
     assert read - 20 * MIB < filled < read - 12 * MIB, "files in a tmpfs are not free memory"
 
 
@@ -296,11 +297,11 @@ def large_file(tmp_path: Path) -> Path:
 
 
 def test_dropped_pages_are_read_again(large_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", FSYNC)  # what is not on the disk cannot be dropped
+    monkeypatch.setattr(os, "fsync", FSYNC)  # unwritten pages cannot be dropped
     data = large_file.read_bytes()
     assert resident_bytes(large_file) == len(data)
     if filesystem_type(large_file) in ("tmpfs", "ramfs"):
-        pytest.skip("files of a tmpfs are nowhere but in memory, so they cannot be dropped")
+        pytest.skip("files of a tmpfs exist only in memory, so their pages cannot be dropped")
     drop(large_file)
     (large_file.parent / "empty").touch()
     drop(large_file.parent / "empty")
@@ -325,6 +326,6 @@ def test_prefetch_and_write_behind_are_only_hints(large_file: Path) -> None:
         assert file.tell() == 3, "a hint moved the file's position"
         assert os.fstat(descriptor).st_size == len(data), "a hint changed the file's size"
     assert large_file.read_bytes() == b"new" + data[3:]
-    write_behind(descriptor, 0, 3)  # closed: it promises nothing and raises nothing
+    write_behind(descriptor, 0, 3)  # closed: a hint has no effect and raises no error
     with pytest.raises(OSError, match="Bad file descriptor"):
         prefetch(descriptor, ((0, 1),))

@@ -1,4 +1,4 @@
-"""Representations in notebooks: pictures that decode, escaped names, and a word where a picture cannot be shown."""
+"""Notebook representations: images that decode, escaped names, and a word where an image cannot be shown."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from readers.table import Sample
 
 
 def pictures(shown: str) -> list[tuple[int, int]]:
-    """(width, height) of the pictures in some HTML, which decode."""
+    """The (width, height) of the images in some HTML, which must decode."""
     codes = re.findall(r'src="data:image/jpeg;base64,([^"]+)"', shown)
     return [Image.open(io.BytesIO(base64.b64decode(code))).size for code in codes]
 

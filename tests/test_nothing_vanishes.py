@@ -1,4 +1,4 @@
-"""Files that are not packed are named and counted, and an error where they are images; no set is empty."""
+"""Files that are not packed are named and counted, and are an error where they are images; no set is empty."""
 
 from __future__ import annotations
 
@@ -44,9 +44,7 @@ JPEG_XL = b"\xff\x0a" + bytes(200)
         ("a/2.tga", b"no magic at all", "expected the magic of"),
     ],
 )
-def test_images_that_cannot_be_read_stop_a_conversion_and_are_counted_where_they_do_not(
-    tmp_path: Path, name: str, data: bytes, what: str
-) -> None:
+def test_unreadable_images_stop_a_conversion_or_are_counted(tmp_path: Path, name: str, data: bytes, what: str) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1), name: data})
     with pytest.raises(BadSampleError, match=f"{name}: .*{what}"):
         convert(source, tmp_path / "raise")
@@ -57,7 +55,7 @@ def test_images_that_cannot_be_read_stop_a_conversion_and_are_counted_where_they
     assert (tmp_path / "quarantine/quarantine/train" / name).read_bytes() == data
 
 
-def test_other_files_are_left_out_and_listed_by_what_they_are(tmp_path: Path) -> None:
+def test_other_files_are_left_out_and_listed_by_kind(tmp_path: Path) -> None:
     files = {"a/1.jpg": make_jpeg(1), "a/notes.txt": b"a caption", "b.json": b"{}", "a/done": b"", "c.bin": b"\0\1"}
     source = tree_of(tmp_path / "in", files)
     result = convert(source, tmp_path / "out")
@@ -66,7 +64,7 @@ def test_other_files_are_left_out_and_listed_by_what_they_are(tmp_path: Path) ->
     assert result.to_dict()["left_out_reasons"] == result.left_out_reasons
     shown = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "shown")
     assert "left out: 4 not packed" in shown.stdout and "    1 not an image: text" in shown.stdout
-    assert "\x1b" not in shown.stdout, "colours are for terminals"
+    assert "\x1b" not in shown.stdout, "colours outside a terminal"
     for variables in ({}, {"NO_COLOR": "1"}):
         on_terminal = shown_on_a_terminal(source, tmp_path / f"terminal{len(variables)}", variables)
         assert ("\x1b[33m  left out: 4 not packed" in on_terminal) == (not variables), on_terminal
@@ -109,7 +107,7 @@ CONTAINERS = {
 }
 
 
-def test_a_tree_of_containers_is_no_set_and_the_commands_that_take_them_are_named(tmp_path: Path) -> None:
+def test_a_tree_of_containers_is_refused_with_the_commands_for_them(tmp_path: Path) -> None:
     for number, (name, (data, expected)) in enumerate(CONTAINERS.items()):
         source = tree_of(tmp_path / f"in{number}", {f"sub/{name}": data, "sub/readme.txt": b"read me"})
         message = f"no images, so no set is made; found\n  1 file: not an image: {expected}"
@@ -117,12 +115,12 @@ def test_a_tree_of_containers_is_no_set_and_the_commands_that_take_them_are_name
             convert(source, tmp_path / "out")
         assert message.format(root=f"{source}/sub") in str(caught.value)
         assert "1 file: not an image: text" in str(caught.value)
-        assert not (tmp_path / "out").exists(), "nothing may be left of a set that is none"
+        assert not (tmp_path / "out").exists(), "files of the refused set are left"
     done = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "out")
     assert (done.returncode, done.stdout) == (1, "") and str(caught.value) in done.stderr
 
 
-def test_a_tree_of_images_none_of_which_can_be_read_is_no_set_under_any_policy(tmp_path: Path) -> None:
+def test_a_tree_of_unreadable_images_is_refused_under_every_policy(tmp_path: Path) -> None:
     source = tree_of(tmp_path / "in", {f"a/{number}.jp2": JPEG_2000 for number in range(3)})
     with pytest.raises(SourceError, match="no images, so no set is made; found\n  3 files: JPEG 2000"):
         convert(source, tmp_path / "out", on_error="skip")
@@ -130,7 +128,7 @@ def test_a_tree_of_images_none_of_which_can_be_read_is_no_set_under_any_policy(t
         convert(source, tmp_path / "out")
 
 
-def test_a_failed_replacement_leaves_the_set_that_is_there(tmp_path: Path) -> None:
+def test_a_failed_replacement_leaves_the_existing_set(tmp_path: Path) -> None:
     good = tree_of(tmp_path / "good", {"a/1.jpg": make_jpeg(1)})
     bad = tree_of(tmp_path / "bad", {"a/1.txt": b"text"})
     convert(good, tmp_path / "out")
@@ -153,11 +151,11 @@ def test_an_index_or_a_set_of_no_samples_is_a_failure(tree: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".avif"])
-def test_a_large_stray_is_looked_at_before_it_is_read(tmp_path: Path, suffix: str) -> None:
+def test_a_large_stray_file_is_recognised_by_its_first_bytes(tmp_path: Path, suffix: str) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1)})
     with open(source / f"a/large{suffix}", "wb") as file:
         file.write(AVIF if suffix == ".avif" else tar_of(("a.jpg", b"")))
-        file.truncate(6 << 30)  # takes no room
+        file.truncate(6 << 30)  # a sparse file
     line = ("convert", source, "--to", "tar", "-o", tmp_path / "out", "--workers", 1)
     done = run_packer(*line, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30)))
     if suffix == ".avif":
@@ -168,7 +166,7 @@ def test_a_large_stray_is_looked_at_before_it_is_read(tmp_path: Path, suffix: st
         assert list(reader.keys) == ["a/1"]
 
 
-def test_a_large_stray_in_an_archive_is_looked_at_before_it_is_read(tmp_path: Path) -> None:
+def test_a_large_stray_member_is_recognised_by_its_first_bytes(tmp_path: Path) -> None:
     large = make_image(0, (1300, 1300), "BMP")
     with zipfile.ZipFile(tmp_path / "in.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("a/1.jpg", make_jpeg(1))

@@ -1,4 +1,4 @@
-"""Every op keeps the contract of `readers.augment.ops.base`, and computes the function that its source defines.
+"""Every op keeps the contract of `readers.augment.ops.base`, and computes the function defined in its source.
 
 References are Pillow (`ImageOps`, `ImageEnhance`, `Image.transform`), colorsys, and formulas of the papers;
 torchvision is not needed.
@@ -50,7 +50,7 @@ from readers.loader import ImageLoader
 
 SIZE = (48, 40)
 COUNT = 24
-# One of each, so that something happens to most images.
+# One op of each kind, with parameters that change most images.
 EXAMPLES: list[Op] = [
     CenterCrop(30),
     ColorJitter(0.4, 0.4, 0.4, 0.1),
@@ -97,7 +97,7 @@ def arrays(images: torch.Tensor) -> Pixels:
 
 
 def changed(op: Op, images: Pixels) -> tuple[Pixels, Pixels]:
-    """(what `op` makes of these images, its parameters)."""
+    """(the result of `op` for these images, its parameters)."""
     ((_, parameters),) = plan_for([op], len(images), size=images.shape[1:3]).steps
     return arrays(op.apply(tensors(images), parameters.tolist()).round()), parameters
 
@@ -109,7 +109,7 @@ def reader(tmp_path: Path) -> readers.Reader:
 
 
 # --- the contract -----------------------------------------------------------------------------------------------------
-def test_every_op_has_an_example_here() -> None:
+def test_every_op_has_an_example() -> None:
     ops = {name for name in augment.ops.__all__ if isinstance(getattr(augment, name), type)}
     ops -= {"AspectBuckets", "Op", "Stage"}
     assert {type(op).__name__ for op in EXAMPLES} == ops
@@ -124,7 +124,7 @@ def test_an_op_is_a_value(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
-def test_what_happens_to_an_image_depends_on_its_position_alone(op: Op) -> None:
+def test_the_change_of_an_image_depends_on_its_position_alone(op: Op) -> None:
     together = plan_for([op]).jobs()
     one = np.array([1])
     alone = [Recipe([op]).plan(5, 0, one * i, one * SIZE[0], one * SIZE[1]).jobs()[0] for i in reversed(range(COUNT))]
@@ -134,10 +134,10 @@ def test_what_happens_to_an_image_depends_on_its_position_alone(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
-def test_the_size_it_promises(op: Op) -> None:
+def test_the_promised_size(op: Op) -> None:
     boxes, size = plan_for([op]).boxes, Recipe([op]).out_size
     if op.stage is Stage.GEOMETRY:
-        if isinstance(op, ResizeToBucket):  # promises nothing of images whose size is unknown
+        if isinstance(op, ResizeToBucket):  # no size is promised for images of unknown size
             assert size is None
             size = op.size_after(SIZE)
         assert size is not None
@@ -147,7 +147,7 @@ def test_the_size_it_promises(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", ON_PIXELS, ids=example_name)
-def test_a_batch_is_changed_as_its_images_are(op: Op) -> None:
+def test_a_batch_is_changed_like_its_single_images(op: Op) -> None:
     images = tensors(photos())
     ((_, parameters),) = plan_for([op]).steps
     rows = parameters.tolist()
@@ -160,7 +160,7 @@ def test_a_batch_is_changed_as_its_images_are(op: Op) -> None:
 
 
 @pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
-def test_any_number_of_threads_and_a_resume_make_the_same(op: Op, reader: readers.Reader) -> None:
+def test_threads_and_a_resume_change_no_result(op: Op, reader: readers.Reader) -> None:
     ops = [op] if op.stage is Stage.GEOMETRY else [CenterCrop(32), op]
 
     def loader(threads: int) -> ImageLoader:
@@ -177,8 +177,8 @@ def test_any_number_of_threads_and_a_resume_make_the_same(op: Op, reader: reader
     assert all(map(torch.equal, one[2:], (images for images, _ in resumed))) and len(one) == 5
 
 
-# --- what each op makes -----------------------------------------------------------------------------------------------
-def test_greyscale_is_pillows() -> None:
+# --- the result of each op --------------------------------------------------------------------------------------------
+def test_greyscale_equals_pillow() -> None:
     found, parameters = changed(RandomGrayscale(0.5), photos())
     grey = parameters[:, 0] == 0
     assert 5 < grey.sum() < 19
@@ -187,7 +187,7 @@ def test_greyscale_is_pillows() -> None:
         assert np.abs(result - expected).max() <= 1
 
 
-def test_hue_turns_as_colorsys_says() -> None:
+def test_hue_rotation_equals_colorsys() -> None:
     images = np.random.default_rng(3).integers(0, 256, (6, 5, 4, 3), np.uint8)
     images[0, 0] = 77  # grey has no hue
     found, parameters = changed(ColorJitter(hue=0.5), images)
@@ -198,7 +198,7 @@ def test_hue_turns_as_colorsys_says() -> None:
         assert np.abs(found[place] - 255 * np.array(expected)).max() <= 0.51
 
 
-def test_rotation_is_pillows() -> None:
+def test_rotation_equals_pillow() -> None:
     images = photos(size=(120, 90))
     white = Image.new("RGB", (90, 120), "white")
     (found, parameters), (nearest, same) = (changed(RandomRotation(40, *how), images) for how in ((), ("nearest",)))
@@ -207,22 +207,22 @@ def test_rotation_is_pillows() -> None:
         turned, inside = (
             picture.rotate(degrees, Image.Resampling.BILINEAR) for picture in (Image.fromarray(image), white)
         )
-        # Pillow leaves out the pixels that are half outside; away from the edge nothing differs.
+        # Pillow leaves out pixels that are half outside; away from the edge all pixels are equal.
         sure = np.asarray(inside.convert("L").filter(ImageFilter.MinFilter(5)))[3:-3, 3:-3] == 255
         apart = np.abs(np.asarray(turned).astype(int) - result).max(axis=2)[3:-3, 3:-3]
         assert sure.mean() > 0.3 and apart[sure].max() <= 2
-        # Pillow counts in 1/65536 of a pixel: where two are equally near, either may be taken.
+        # Pillow counts in 1/65536 of a pixel: where two pixels are equally near, either may be chosen.
         turned = Image.fromarray(image).rotate(degrees, Image.Resampling.NEAREST)
         assert (np.asarray(turned) != other).any(axis=2).mean() < 0.005
 
 
-def test_jitter_is_pillows() -> None:
+def test_jitter_equals_pillow() -> None:
     found, parameters = changed(ColorJitter(0.4, 0.3, 0.6), photos())
     for image, result, (brightness, contrast, saturation) in zip(photos(), found, parameters, strict=True):
         assert 0.6 <= brightness < 1.4 and 0.7 <= contrast < 1.3 and 0.4 <= saturation < 1.6
         expected = ImageEnhance.Brightness(Image.fromarray(image)).enhance(brightness)
         expected = ImageEnhance.Color(ImageEnhance.Contrast(expected).enhance(contrast)).enhance(saturation)
-        # Pillow rounds down after each of the three steps, and what is lost is multiplied by the next.
+        # Pillow rounds down after each of the three steps, and the next step multiplies the error.
         assert np.abs(np.asarray(expected).astype(int) - result).max() <= 6
 
 
@@ -257,7 +257,7 @@ def test_erasing_fills_boxes_of_the_given_area_and_ratio() -> None:
         expected = image.copy()
         expected[row[0] : row[0] + row[2], row[1] : row[1] + row[3]] = (10, 20, 30)
         assert np.array_equal(expected, result)
-    # Noise is uniform, and of each image alone.
+    # Noise is uniform, and independent for each image.
     images = np.zeros((COUNT, *SIZE, 3), np.uint8)
     found, parameters = changed(RandomErasing(1.0, value="random"), images)
     values = found[found.sum(3) > 0]
@@ -290,14 +290,15 @@ BY_PILLOW: dict[tuple[int, float], Callable[[Image.Image], Image.Image]] = {
 
 
 @pytest.mark.parametrize(("change", "strength"), BY_PILLOW)
-def test_the_changes_of_randaugment_are_pillows(change: int, strength: float) -> None:
-    images = photos(6) // 2 + 40  # whose contrast can be stretched
+def test_the_changes_of_randaugment_equal_pillow(change: int, strength: float) -> None:
+    images = photos(6) // 2 + 40  # images whose contrast can be stretched
     rows = [[float(change), strength]] * 6
     found = arrays(TrivialAugmentWide().apply(tensors(images), rows))
     for image, result in zip(images, found, strict=True):
         expected = np.asarray(BY_PILLOW[change, strength](Image.fromarray(image))).astype(int)
         apart = np.abs(expected - result).max(axis=2)
-        # Nearest neighbours may be another's where they are equally near; blends differ by the rounding of two steps.
+        # Where two pixels are equally near, nearest-neighbour sampling may choose either; blends differ by two rounding
+        # steps.
         assert (apart > 3).mean() < 0.01 if 1 <= change <= 5 else apart.max() <= 3
 
 
@@ -327,7 +328,7 @@ def test_trivial_augment_picks_any_strength() -> None:
 
 
 @pytest.mark.parametrize("alpha", [0.2, 0.8, 1.0, 4.0])
-def test_shares_are_of_a_beta_distribution(alpha: float) -> None:
+def test_mixing_shares_follow_a_beta_distribution(alpha: float) -> None:
     n = 20_000
     images, labels = torch.zeros(2, 3, 1, 1), torch.eye(2)
     draws = Draws(1, 0, np.arange(n)).uniform(0, MixUp.draws)

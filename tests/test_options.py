@@ -1,4 +1,4 @@
-"""Options of packing by subject, and the keywords of release 0.1 that they replace."""
+"""Packing options by subject, and the keywords of release 0.1 that they replace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import packer
 
 
 @pytest.mark.parametrize("name", ["convert", "writer", "append", "reshard", "add_field"])
-def test_what_packs_has_twelve_parameters_at_most(name: str) -> None:
+def test_packing_functions_have_at_most_twelve_parameters(name: str) -> None:
     assert len(inspect.signature(getattr(packer, name)).parameters) <= 12
 
 
@@ -32,7 +32,7 @@ def test_the_old_keywords_make_the_same_set_and_warn(tree: Path, tmp_path: Path)
         assert packer.convert(tree, "tar", tmp_path / "one", classes=["cat"], run=run).classes == 1
 
 
-def test_an_option_that_a_call_does_not_take_is_refused(pack: Any, tree: Path, tmp_path: Path) -> None:
+def test_an_unsupported_option_is_refused(pack: Any, tree: Path, tmp_path: Path) -> None:
     for wrong in ({"shards": packer.Shards(shuffle=1)}, {"run": packer.Run(task=(0, 2))}):
         with pytest.raises(ValueError, match=r"=…\) has no meaning here; there are size|workers, engine"):
             packer.append(pack(tree), tree, **wrong)

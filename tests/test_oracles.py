@@ -1,8 +1,8 @@
-"""Random sets of ours, read by h5py, the tfrecord package with protobuf, webdataset, tarfile and GNU tar.
+"""Random packer sets, read by h5py, the tfrecord package with protobuf, webdataset, tarfile and GNU tar.
 
-They must show what was written, byte by byte, also after the sets were changed.
+These readers must return the written bytes exactly, also after the sets were changed.
 
-TRIALS (default 1000) is the number of sets of `make test-faults`; SEED makes a run repeatable.
+TRIALS (default 1000) is the number of sets in `make test-faults`; SEED makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def write(
             out.write(key, split=split, label=None if label < 0 else label, **dict(held))
 
 
-# --- what each reader shows of some shards --------------------------------------------------------------------------
+# --- the readers ----------------------------------------------------------------------------------------------------
 def by_h5py(shards: list[Path]) -> Iterator[Shown]:
     for shard in shards:
         with h5py.File(shard) as file:
@@ -113,7 +113,7 @@ def by_webdataset(shards: list[Path]) -> Iterator[Shown]:
 
 
 def by_tarfile(shards: list[Path]) -> Iterator[Shown]:
-    """GNU tar gives the same bytes for all members together as tarfile one by one."""
+    """GNU tar gives the same bytes for all members together as tarfile for each."""
     for shard in shards:
         members: dict[str, dict[str, bytes]] = {}
         with tarfile.open(shard) as archive:
@@ -137,7 +137,8 @@ ORACLES: dict[str, tuple[Callable[[list[Path]], Iterator[Shown]], ...]] = {
 
 # --- random sets, and changes of them -------------------------------------------------------------------------------
 def check(root: Path, live: list[tuple[str, Sample]], dropped: list[tuple[str, Sample]]) -> None:
-    """Every reader shows each sample of the set once, and nothing but those dropped from the index beside them."""
+    """Every reader returns each sample of the set once, and besides them only samples that were dropped from the
+    index."""
     info = read_dataset_info(root)
     assert {name: split.samples for name, split in info.splits.items()} == Counter(split for split, _ in live)
     for name, split in info.splits.items():
@@ -148,7 +149,7 @@ def check(root: Path, live: list[tuple[str, Sample]], dropped: list[tuple[str, S
                 for key, label, data in oracle([root / shard.path for shard in split.shards])
             )
             assert not wanted - shown, f"{oracle.__name__} does not show {wanted - shown}"
-            assert not shown - wanted - gone, f"{oracle.__name__} shows {shown - wanted - gone} as well"
+            assert not shown - wanted - gone, f"{oracle.__name__} shows {shown - wanted - gone} in addition"
         with readers.open(root, name, verify=True) as reader:
             parts = (
                 (s.key, s.label, tuple((f, bytes(s.fields[f])) for f in SUFFIXES if f in s.fields)) for s in reader
@@ -157,7 +158,7 @@ def check(root: Path, live: list[tuple[str, Sample]], dropped: list[tuple[str, S
 
 
 def trial(folder: Path, seed: int) -> str:
-    """One random set; returns its format, and the changes made."""
+    """One random set; returns its format, and the changes made to it."""
     draw = random.Random(seed)
     to, fields = draw.choice(FORMATS), draw.choice((("image",), ("blob",), ("image", "blob", "note"), ("blob", "note")))
     shards = packer.Shards(samples=draw.choice((1, 2, 5, 1000)), label_offset=draw.choice((0, 0, 1)))
@@ -199,7 +200,7 @@ def trial(folder: Path, seed: int) -> str:
 
 
 @pytest.mark.parametrize("trials", [12, pytest.param(TRIALS, marks=pytest.mark.faults)], ids=["some", "many"])
-def test_readers_of_others_show_what_was_written(tmp_path: Path, trials: int) -> None:
+def test_third_party_readers_return_the_written_samples(tmp_path: Path, trials: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEED, SEED + trials):
         try:

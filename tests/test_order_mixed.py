@@ -1,4 +1,4 @@
-"""Mixtures of sets and buckets of shapes: exact shares, one bucket a step, and stops that lose and repeat nothing."""
+"""Mixtures of sets and buckets of shapes: exact shares, one bucket a step, and stops that lose and repeat no sample."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def schedules(order: Order, epoch: int, batch: int, world_size: int) -> list[Sch
 
 
 def token_of(order: Order, epoch: int, cursor: int, samples: int) -> ResumeToken:
-    """Through JSON, as a checkpoint keeps it."""
+    """A token that went through JSON, as in a checkpoint."""
     token = ResumeToken(order.seed, epoch, cursor, "set", "", order.spec(), samples)
     return ResumeToken.from_dict(json.loads(json.dumps(token.to_dict())))
 
@@ -57,12 +57,13 @@ def test_shares_are_exact_in_every_epoch(sizes: list[int], weights: Any, samples
         assert np.array_equal(np.bincount(drawn, minlength=len(sizes)), quotas)
 
 
-def test_no_sample_of_a_set_comes_twice_before_all_others_have_come() -> None:
-    """Over epochs that hold half of one set and five times the other."""
+def test_no_sample_of_a_set_repeats_before_all_others_have_come() -> None:
+    """Over epochs with half of one set and five times the other."""
     order = Mixed([100, 10], [1, 1], 100, seed=5)
     drawn = np.concatenate([whole(order, epoch) for epoch in range(8)])
     for first, size in ((0, 100), (100, 10)):
-        # The epochs of a set follow each other; inside one, draws are in the order of its cycles only as a whole.
+        # The epochs of a set follow one another; within an epoch, samples are in the order of its cycles only as a
+        # whole.
         counts = np.bincount(drawn[(drawn >= first) & (drawn < first + size)] - first, minlength=size)
         assert counts.min() == counts.max() == 400 // size
     half = np.concatenate([whole(order, epoch) for epoch in (0, 1)])
@@ -96,7 +97,7 @@ def test_every_step_is_of_one_bucket_on_all_ranks() -> None:
 @pytest.mark.parametrize("wanted", [60, pytest.param(2000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("kind", ["mixed", "pad", "drop_last"])
 def test_stopping_anywhere_and_resuming_in_another_world(kind: str, wanted: int) -> None:
-    """Again and again in the same epoch, with other numbers of ranks and other batches: 0 lost, 0 twice."""
+    """Stops repeatedly in one epoch, with other numbers of ranks and other batches: no sample is lost or repeated."""
     draw, stops = random.Random(11), 0
     while stops < wanted:
         n, epoch, seed = draw.randint(1, 400), draw.randint(0, 3), draw.randint(0, 1 << 40)
@@ -137,7 +138,7 @@ def test_stopping_anywhere_and_resuming_in_another_world(kind: str, wanted: int)
             assert max(counts.values(), default=1) == 1 and sorted([*counts, *left]) == list(range(n))
 
 
-def test_a_loop_of_another_size_than_the_order() -> None:
+def test_a_loop_with_another_step_size_than_its_order() -> None:
     order = Bucketed([0, 0, 1, 1], 2, 1)
     for batch, world_size in ((1, 1), (2, 2)):
         message = f"made for 1 ranks and batches of up to 2 samples, but this loop has {world_size} and {batch}"
@@ -151,14 +152,14 @@ SPECS = ["", "0:2*1;3:1*1", "1:2*1", "0:2*1;0:1*1", "0:0*1", "0:2*0", "0:2,2,2*1
 
 
 @pytest.mark.parametrize("steps", SPECS)
-def test_specs_that_no_run_has_written(steps: Any) -> None:
+def test_forged_specs(steps: Any) -> None:
     order = Bucketed([0, 0, 1, 1], 2, 1)
     with pytest.raises(ResumeError, match=r"cannot continue with|no step of this order ends"):
         order.resumed({**order.spec(), "steps": steps}, 0, 4)
 
 
 # --- shapes -------------------------------------------------------------------------------------------------------
-def test_shapes_of_an_area() -> None:
+def test_shapes_of_equal_area() -> None:
     buckets = AspectBuckets.of_area(512 * 512)
     assert buckets.shapes == ((640, 384), (576, 448), (512, 512), (448, 576), (384, 640))
     assert all(height * width <= 512 * 512 for height, width in buckets.shapes)
@@ -222,7 +223,7 @@ def test_a_loader_makes_each_batch_of_one_shape(mixed_shapes: Path, crop: Any) -
         assert {*seen} == {*range(32)}
 
 
-def test_a_bad_sample_is_replaced_by_one_of_its_shape(tmp_path: Path) -> None:
+def test_a_bad_sample_is_replaced_by_another_of_its_shape(tmp_path: Path) -> None:
     files = {f"a/{i:02}.jpg": make_jpeg(i, [(64, 64), (90, 40)][i % 2]) for i in range(24)}
     root = tree_of(tmp_path / "images", files)
     damaged = root / "a" / "03.jpg"
@@ -233,5 +234,5 @@ def test_a_bad_sample_is_replaced_by_one_of_its_shape(tmp_path: Path) -> None:
         loader = ImageLoader(reader, 4, order=order, augment=[ResizeToBucket(SHAPES)], **options)
         with pytest.warns(UserWarning, match="bad samples were replaced"):
             rows = [row for images, rows in loader for row in rows.tolist() if len(images) == 4]
-    # Without a header, sample 3 counts as a square; with the other 12 of these it makes 4 steps.
+    # Without a header, sample 3 counts as a square; with the other 12 squares it fills 4 steps.
     assert len(rows) == 28 and {*rows} == {*range(24)} - {3} and all(bad.index == 3 for bad in loader.bad_samples)

@@ -55,13 +55,13 @@ def test_all_ranks_together_see_every_position(
         new = range(before, before := after.pop())
         flat = [p for part in parts for p in part]
         first_time = [p for p in flat if p in new]
-        assert sorted(set(first_time)) == list(new), f"step {step} does not deal the positions {new}"
+        assert sorted(set(first_time)) == list(new), f"step {step} does not distribute the positions {new}"
         seen += list(new)
         extra = len(flat) - len(new)
         repeats.append(extra)
         assert all(0 <= p < n for p in flat)
         if before < n or tail != "pad":
-            assert extra == 0, "a position comes twice"
+            assert extra == 0, "a position is repeated"
         if tail == "exact":
             sizes = [len(part) for part in parts]
             assert max(sizes) - min(sizes) <= 1, f"uneven shares {sizes}"
@@ -93,7 +93,7 @@ def test_tails() -> None:
 
 @given(n=st.integers(1, 150), nodes=st.integers(2, 4), local=st.integers(1, 3), batch=st.integers(1, 5), tail=TAIL)
 def test_nodes_see_only_their_positions(n: int, nodes: int, local: int, batch: int, tail: Any) -> None:
-    """And so only their own part of the samples, to the last step, repeats included."""
+    """Each node sees only its part of the samples, to the last step, repeats included."""
     order = NodeLocal(n, nodes, exchange_every=4, seed=3)
     for rank in world(order, batch, nodes * local, tail):
         node = rank.rank // local
@@ -106,7 +106,7 @@ def test_nodes_see_only_their_positions(n: int, nodes: int, local: int, batch: i
 
 
 def test_worlds_that_do_not_fit_the_nodes() -> None:
-    """A world size or a cursor that is not a multiple of the nodes: slices, as for any order."""
+    """For a world size or a cursor that is not a multiple of the nodes, positions are sliced as for any order."""
     order = NodeLocal(100, 4)
     assert dealt(world(order, 2, 3, "exact"), 0, 0) == [[0, 1], [2, 3], [4, 5]]
     assert dealt(world(order, 2, 4, "exact"), 0, 3) == [[3, 4], [5, 6], [7, 8], [9, 10]]
@@ -123,7 +123,7 @@ def test_worlds_that_do_not_fit_the_nodes() -> None:
 def test_stopping_anywhere_and_resuming_in_another_world(
     n: int, groups: int, runs: list[tuple[int, int, int, Any]]
 ) -> None:
-    """(world size, batch size, steps until the stop, tail) again and again; the last run goes to the end."""
+    """Runs of (world size, batch size, steps until the stop, tail) in turn; the last run goes to the end."""
     order = orders(n, groups)
     seen: list[int] = []
     cursor = 0
@@ -175,7 +175,7 @@ def token(**changes: Any) -> ResumeToken:
     return ResumeToken(**{**values, "order": order.spec(), **changes})
 
 
-def test_a_token_there_and_back() -> None:
+def test_a_token_round_trip() -> None:
     saved = json.loads(json.dumps(token().to_dict()))
     assert ResumeToken.from_dict(saved) == token()
     assert ResumeToken.from_dict({**saved, "later": "member"}) == token()
@@ -224,7 +224,7 @@ def test_malformed_tokens(change: dict[str, Any], message: str) -> None:
     assert isinstance(caught.value, PackerError) and isinstance(caught.value, ValueError)
 
 
-def test_what_a_token_fits() -> None:
+def test_a_token_fits_only_its_order() -> None:
     spec = NodeLocal(1000, 2).spec()
     token().check(fingerprint="ab12", order_spec=spec, decoder="turbo 3.0")
     with pytest.raises(ResumeError, match="data set ab12 with 1000 samples, this one is cd34 with 1000"):
@@ -239,8 +239,8 @@ def test_what_a_token_fits() -> None:
         token().check(fingerprint="ab12", order_spec=spec, decoder="nv 12")
 
 
-def test_a_cursor_that_no_run_has_written() -> None:
-    """Beyond the epoch's end; at its end there is just nothing left."""
+def test_a_forged_cursor() -> None:
+    """A cursor beyond the end of the epoch; at the end itself no samples are left."""
     order = Shuffled(10, seed=3)
     for cursor in (0, 9, 10):
         assert ResumeToken(3, 0, cursor, "", "", order.spec(), 10).resumed(order) == order

@@ -1,4 +1,4 @@
-"""Every order, the keyed permutation below them, and what they cost: laws, random access, frozen numbers, figures."""
+"""Every order, the keyed permutation below them, and their costs: laws, random access, frozen numbers, figures."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def whole(order: Order, epoch: int = 0) -> np.ndarray:
     return order.indices(epoch, np.arange(len(order), dtype=np.int64))
 
 
-# --- what all of them promise -------------------------------------------------------------------------------------
+# --- promises of all orders ---------------------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ORDERS)
-def test_the_promises_of_an_order(kind: str) -> None:
+def test_the_promises_of_every_order(kind: str) -> None:
     order = ORDERS[kind]()
     assert isinstance(order, Order) and order.seed == 0 and order.groups == (3 if kind == "node-local" else 1)
     spec = order.spec()
@@ -169,7 +169,7 @@ def test_impossible_parameters(make: Callable[[], object], message: str) -> None
 
 
 # --- shuffled -----------------------------------------------------------------------------------------------------
-def test_where_a_sample_comes() -> None:
+def test_the_position_of_a_sample() -> None:
     order = Shuffled(10**12, 4)
     samples = np.array([0, 5, 10**12 - 1])
     assert np.array_equal(order.indices(3, order.positions(3, samples)), samples)
@@ -188,35 +188,35 @@ def test_where_a_sample_comes() -> None:
         (2000, 16, 64, 3),
     ],
 )
-def test_woven_blocks_are_visited_whole_and_by_one_node(samples: int, block: int, opened: int, nodes: int) -> None:
+def test_woven_blocks_are_visited_completely_and_by_one_node(samples: int, block: int, opened: int, nodes: int) -> None:
     order, positions = Woven(samples, block, opened, 3, nodes), np.arange(samples)
     for epoch in range(3):
         drawn, visits = order.indices(epoch, positions), order.visits(epoch, positions)
         assert np.array_equal(np.sort(drawn), positions)
         known = np.unique(visits[visits >= 0])
-        assert len(visits[visits < 0]) <= (2 * opened * nodes + 1) * block, "few samples come without their block"
+        assert len(visits[visits < 0]) <= (2 * opened * nodes + 1) * block, "blocks are not complete"
         for visit, of_visit in zip(known, order.samples_of(epoch, known), strict=True):
             assert np.array_equal(np.sort(drawn[visits == visit]), of_visit)
         by_node = [set((visits[node::nodes][visits[node::nodes] >= 0] // 2).tolist()) for node in range(nodes)]
-        assert sum(map(len, by_node)) == len(set().union(*by_node)), "a block of two nodes"
+        assert sum(map(len, by_node)) == len(set().union(*by_node)), "two nodes share a block"
     assert samples < 50 or not np.array_equal(order.indices(0, positions), order.indices(1, positions))
 
 
 @pytest.mark.parametrize(("samples", "nodes", "workers", "batch"), [(2000, 1, 3, 16), (1003, 2, 2, 5), (40, 2, 3, 7)])
-def test_woven_blocks_of_workers_are_read_by_one_of_them(samples: int, nodes: int, workers: int, batch: int) -> None:
+def test_a_woven_block_is_read_by_one_worker(samples: int, nodes: int, workers: int, batch: int) -> None:
     order, positions = Woven(samples, 4, 24, 3, nodes, workers, batch), np.arange(samples)
     drawn, visits = order.indices(1, positions), order.visits(1, positions)
     assert np.array_equal(np.sort(drawn), positions)
     worker = positions // nodes // batch % workers * nodes + positions % nodes
     full = np.count_nonzero(visits >= 0) // (nodes * workers * batch) * nodes * workers * batch
     blocks = [set((visits[:full][worker[:full] == one] // 2).tolist()) for one in range(nodes * workers)]
-    assert sum(map(len, blocks)) == len(set().union(*blocks)), "a block of two workers"
+    assert sum(map(len, blocks)) == len(set().union(*blocks)), "two workers share a block"
     other = Woven(samples, 4, 24, 3, nodes)
     assert other.resumed(order.spec()) == order and order.resumed(other.spec()) == other
     assert order.is_read_alone(nodes, workers, batch) and not order.is_read_alone(nodes, workers, batch + 1)
 
 
-def test_blocks_of_a_block_shuffle_come_whole() -> None:
+def test_blocks_of_a_block_shuffle_are_complete() -> None:
     order, positions = BlockShuffled(np.array([0, 3, 7, 8, 15, 20]), 2, 5), np.arange(20)
     visits = order.visits(2, positions)
     for visit, samples in enumerate(order.samples_of(2, np.arange(5))):
@@ -232,7 +232,7 @@ def test_a_batch_has_no_two_samples_of_a_woven_block() -> None:
     assert order.round_samples == 64 and len(whole) > 70
     assert all(len(set((one // 2).tolist())) == 64 for one in whole)
     over = mixing(Woven(100_000, 16, 512))
-    assert list(over) == [1, 4, 16, 64] and over[1] > 0.85 and over[64] < 0.5, "over many batches a block is whole"
+    assert list(over) == [1, 4, 16, 64] and over[1] > 0.85 and over[64] < 0.5, "blocks are spread over many batches"
     assert mixing(Shuffled(100_000)) == dict.fromkeys(over, 1.0) and mixing(Shuffled(40)) == {1: 1.0}
     assert shuffle_quality(Woven(100_000, 16, 512)) > 2 * shuffle_quality(BlockShuffled(np.arange(0, 100_001, 1600), 5))
 
@@ -263,7 +263,7 @@ def test_blocks_of_any_sizes(sizes: list[int], block_bytes: int, window: int, se
     starts = block_starts(np.array(sizes, np.int64), block_bytes)
     assert starts[0] == 0 and starts[-1] == len(sizes) and (np.diff(starts) > 0).all()
     for first, last in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True):
-        assert sum(sizes[first : last - 1]) < block_bytes, "a full block continues"
+        assert sum(sizes[first : last - 1]) < block_bytes, "a full block was cut"
     order = BlockShuffled(starts, window, seed)
     assert np.array_equal(np.sort(whole(order, 3)), np.arange(len(sizes)))
 
@@ -289,7 +289,7 @@ def test_a_window_is_a_few_whole_blocks() -> None:
 
 # --- staging ------------------------------------------------------------------------------------------------------
 def turns_read(order: StagedFirst, epoch: int = 0) -> np.ndarray:
-    """By position: the place of its sample's shard in the order of staging."""
+    """For each position: the rank of its sample's shard in the order of staging."""
     turn = np.empty(len(order.starts) - 1, np.int64)
     turn[order.shards(epoch)] = np.arange(len(turn))
     return turn[order.starts.searchsorted(whole(order, epoch), side="right") - 1]
@@ -297,7 +297,7 @@ def turns_read(order: StagedFirst, epoch: int = 0) -> np.ndarray:
 
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(1, 6), st.integers(0, 2**64 - 1))
 def test_a_position_needs_no_shard_after_its_round(sizes: list[int], window: int, seed: int) -> None:
-    """Against a plain count: rounds with parts of the shards of the last `window` turns, and the samples once each."""
+    """Against a direct count: rounds with parts of the shards of the last `window` turns, and each sample once."""
     order = staged(sizes, window, seed=seed)
     assert np.array_equal(np.sort(whole(order)), np.arange(len(order)))
     wanted, window = turns_read(order), min(window, len(sizes))
@@ -322,7 +322,7 @@ def test_shards_from_the_middle_of_an_epoch() -> None:
         shards = order.shards(0, cursor)
         assert sorted(shards) == list(range(12))
         left = list(dict.fromkeys(shard[cursor:].tolist()))
-        assert set(left) <= set(shards[: len(left) + 3].tolist())  # done ones only where a round ends
+        assert set(left) <= set(shards[: len(left) + 3].tolist())  # finished shards only where a round ends
     assert np.array_equal(order.shards(7, 40), order.shards())  # a global epoch
 
 
@@ -400,10 +400,10 @@ def test_classes_equally_often_and_samples_in_cycles(labels: list[int], length: 
         mine = [sample for sample in drawn if labels[sample] == label]
         for first in range(0, len(mine), count):
             cycle = mine[first : first + count]
-            assert len(set(cycle)) == len(cycle), "a sample repeats before its class is through"
+            assert len(set(cycle)) == len(cycle), "a sample repeats before its class is complete"
 
 
-def test_rounds_have_orders_of_their_own() -> None:
+def test_rounds_have_different_orders() -> None:
     drawn = whole(ClassBalanced(np.arange(12) % 4, 400)) % 4
     assert len({tuple(turn) for turn in drawn.reshape(-1, 4).tolist()}) > 15
 
@@ -444,11 +444,11 @@ def test_every_small_n_exhaustively() -> None:
         permutation = Permutation(n, seed=n * 7919, epoch=n % 5)
         out = permutation.forward(every(n))
         assert out.dtype == np.int64 and np.array_equal(np.sort(out), every(n)), f"no permutation of {n}"
-        assert np.array_equal(permutation.inverse(out), every(n)), f"the inverse for {n} is not one"
+        assert np.array_equal(permutation.inverse(out), every(n)), f"the inverse for {n} is wrong"
 
 
 @given(n=st.integers(1, 2**62 - 1) | st.integers(10**12 - 5, 10**12 + 5), seed=SEEDS, data=st.data())
-def test_large_n_there_and_back(n: int, seed: int, data: st.DataObject) -> None:
+def test_large_n_round_trip(n: int, seed: int, data: st.DataObject) -> None:
     edges = {0, n - 1, n // 2, max(0, n - 2)}
     positions = sorted(edges | set(data.draw(st.lists(st.integers(0, n - 1), max_size=20))))
     permutation = Permutation(n, seed, epoch=seed % 1000)
@@ -456,7 +456,7 @@ def test_large_n_there_and_back(n: int, seed: int, data: st.DataObject) -> None:
     assert len(set(samples.tolist())) == len(positions), "two positions have the same sample"
     assert samples.min() >= 0 and samples.max() < n
     assert permutation.inverse(samples).tolist() == positions
-    assert [int(permutation.forward(np.int64(p))) for p in positions] == samples.tolist(), "alone it is another"
+    assert [int(permutation.forward(np.int64(p))) for p in positions] == samples.tolist(), "a scalar differs"
 
 
 def test_impossible_permutations() -> None:
@@ -486,7 +486,7 @@ def test_permutations_of_many_sizes_at_once(sizes: list[int], seed: int) -> None
     out[shuffled] = permute_each(positions[shuffled], n[shuffled], tweaks[shuffled], keys)
     for number, size in enumerate(sizes):
         assert sorted(out[tweaks == number].tolist()) == list(range(size))
-    assert int(permute_each(positions[-1:], n[-1:], tweaks[-1:], keys)[0]) == out[-1], "alone it is another"
+    assert int(permute_each(positions[-1:], n[-1:], tweaks[-1:], keys)[0]) == out[-1], "a single permutation differs"
 
 
 def test_sizes_where_float64_cannot_take_the_root() -> None:
@@ -502,21 +502,21 @@ def chi_square(counts: np.ndarray, expected: float) -> float:
 
 
 def excess(counts: np.ndarray, expected: float) -> float:
-    """Chi-square in standard deviations above its mean."""
+    """The chi-square statistic, in standard deviations above its mean."""
     degrees = counts.size - 1
     return (chi_square(counts, expected) - degrees) / (2 * degrees) ** 0.5
 
 
 def draws(n: int, seeds: int) -> np.ndarray:
-    """[seeds, n]: one permutation of range(n) per seed, by the vectorised form."""
+    """[seeds, n]: one permutation of range(n) per seed, by the vectorised implementation."""
     tweaks = np.repeat(np.arange(seeds), n)
     positions = np.tile(np.arange(n), seeds)
     return permute_each(positions, np.full(len(positions), n), tweaks, derive_keys(3, 1, "test")).reshape(seeds, n)
 
 
 @pytest.mark.parametrize("n", [2, 3, 5, 8, 12, 31, 64, 100])
-def test_every_sample_is_equally_likely_everywhere(n: int) -> None:
-    """For each element, and for neighbours together: over seeds, every sample, and every pair of samples."""
+def test_every_sample_is_equally_likely_at_every_position(n: int) -> None:
+    """For each position, and for pairs of neighbours: over seeds, every sample and every pair of samples."""
     seeds = 20_000 if n < 40 else 6_000
     out = draws(n, seeds)
     for i in {0, 1, n // 2, n - 1}:
@@ -532,7 +532,7 @@ def test_every_sample_is_equally_likely_everywhere(n: int) -> None:
 
 @pytest.mark.parametrize("n", [5, 40])
 def test_samples_over_seeds_and_epochs(n: int) -> None:
-    """The same with keys of their own for every (seed, epoch), as in training."""
+    """The same with separate keys for every (seed, epoch), as in training."""
     seeds = 1500
     out = np.array([Permutation(n, s // 3, s % 3).forward(every(n)) for s in range(seeds)])
     for i in (0, n - 1):
@@ -601,19 +601,19 @@ def test_better_mixing_rates_higher() -> None:
     rated = [shuffle_quality(order) for order in ladder]
     assert rated[0] < 0.01 < rated[1] and rated == sorted(rated), rated
     assert rated[-1] > 0.85 and 0.05 < rated[3] < 0.6
-    assert shuffle_quality(NodeLocal(MANY, 4)) > 0.8, "nodes take turns, so together they mix"
+    assert shuffle_quality(NodeLocal(MANY, 4)) > 0.8, "nodes take turns, so they mix together"
     assert shuffle_quality(Weighted(np.arange(MANY) ** 4.0)) < 0.1
 
 
 @pytest.mark.parametrize("window", [8, 128])
-def test_a_block_shuffle_rates_as_its_window_says(window: int) -> None:
+def test_the_rating_of_a_block_shuffle_follows_from_its_window(window: int) -> None:
     """window / (window + batch): a batch is drawn from the blocks of one window."""
     rated = np.mean([shuffle_quality(blocks(window), epoch, batch_size=64) for epoch in range(5)])
     assert rated == pytest.approx(window / (window + 64), rel=0.3)
 
 
 def test_a_global_shuffle_rates_one_on_average() -> None:
-    """Uncapped, over seeds: the formula is the variance that is observed."""
+    """Uncapped, over seeds: the formula equals the observed variance."""
     n, size = 1000, 100
     means = [Shuffled(n, seed).indices(0, np.arange(size)).mean() for seed in range(1500)]
     observed = np.mean(((np.array(means) + 0.5) / n - 0.5) ** 2)
@@ -629,7 +629,7 @@ def test_small_sets_have_figures_too(n: int) -> None:
 
 # --- reading ------------------------------------------------------------------------------------------------------
 def by_hand(reader: Any, order: list[list[int]], unit: int) -> float:
-    """Units touched, one by one."""
+    """The units that are touched, counted one by one."""
     fetched = used = 0
     for samples in order:
         units = set()
@@ -642,20 +642,20 @@ def by_hand(reader: Any, order: list[list[int]], unit: int) -> float:
 
 
 @pytest.mark.parametrize("unit", [1, 4096])
-def test_samples_one_by_one(packed: Path, unit: int) -> None:
+def test_costs_of_single_samples(packed: Path, unit: int) -> None:
     with readers.open(packed / "set") as reader:
         found = read_amplification(Shuffled(400), reader, request_bytes=unit)
         assert found == pytest.approx(by_hand(reader, [[i] for i in range(400)], unit))
 
 
-def test_blocks_once_and_whole(packed: Path) -> None:
+def test_each_block_is_read_once_and_completely(packed: Path) -> None:
     with readers.open(packed / "set") as reader:
         order = block_shuffled(reader, block_bytes=64 << 10, window=2)
         parts = [list(range(a, b)) for a, b in zip(order.starts, order.starts[1:], strict=False)]
         assert sorted(i for part in parts for i in part) == list(range(400)) and len(parts) > 4
         assert max(int(reader.sizes()[part[:-1]].sum()) for part in parts) < 64 << 10
         whole = read_amplification(order, reader)
-        assert whole >= by_hand(reader, parts, 512), "headers between the samples are read too"
+        assert whole >= by_hand(reader, parts, 512), "headers between the samples are not counted"
         singly = read_amplification(Shuffled(400), reader)
         assert 1 <= read_amplification(Sequential(400), reader) <= whole < singly
 
@@ -669,11 +669,11 @@ def test_folders_and_selections(packed: Path) -> None:
     with readers.open(packed / "set") as reader:
         few = reader.select(indices=range(0, 400, 40))
         apart, singly = read_amplification(BlockShuffled(np.array([0, 10])), few), read_amplification(Shuffled(10), few)
-        assert apart == pytest.approx(singly), "samples far apart are not read together"
+        assert apart == pytest.approx(singly), "samples far apart are read together"
         assert read_amplification(Shuffled(10), few) > read_amplification(Shuffled(10), few, request_bytes=512)
 
 
-def test_a_report_that_people_read(packed: Path) -> None:
+def test_the_report_for_users(packed: Path) -> None:
     assert (
         str(ShuffleReport(1.0249, 0.9301)) == "reads 1.02 bytes per byte used; mixes 0.93 as well as a global shuffle"
     )

@@ -1,6 +1,6 @@
 """Writing to an existing folder: foreign files are not changed, moved or removed, whatever dataset.json names.
 
-And nothing waits for a FIFO that is there in place of a file.
+No command waits for a FIFO in place of a file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def out(packed: Callable[..., Path], tmp_path: Path) -> Path:
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """Foreign files, which must be unchanged afterwards."""
+    """Foreign files, which must not change."""
     folder = tmp_path / "outside"
     folder.mkdir()
     for name in ("x.npy", "train-000000.tar", "thesis.tex"):
@@ -63,17 +63,17 @@ def edited(root: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def refused(source: Path, out: Path, message: str, **options: Any) -> None:
-    """Replacing the set must fail, and leave it as it is."""
+    """Replacing the set must fail, and leave the set unchanged."""
     before = files_of(out)
     with pytest.raises(OutputError, match=message):
         convert(source, out, overwrite=True, **options)
-    assert files_of(out) == before, "the old set is not what it was"
+    assert files_of(out) == before, "the old set was changed"
 
 
 # --- overwrite ---------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("hostile", ["link/x", "link/thesis.tex", "link", ".packing", "../outside"])
 def test_overwrite_removes_nothing_outside_the_set(tree: Path, out: Path, outside: Path, hostile: str) -> None:
-    """Where dataset.json leads through a link or out of the set, the set stays as it is and the command fails."""
+    """Where dataset.json leads through a link or outside the set, the set stays unchanged and the command fails."""
     (out / "link").symlink_to(outside)
 
     def change(split: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ def test_overwrite_removes_nothing_outside_the_set(tree: Path, out: Path, outsid
 
 
 def test_overwrite_removes_nothing_but_columns_from_an_index(tree: Path, out: Path) -> None:
-    """An index that is a folder of the user's own."""
+    """The index is a folder with files of the user."""
     (out / "train.index").rename(out / "photos")
     (out / "photos/holiday.jpg").write_bytes(b"precious")
     edited(out, lambda split: split.update(index="photos"))
@@ -121,7 +121,7 @@ def test_overwrite_refuses_a_source_that_it_would_remove(tree: Path, tmp_path: P
 def test_overwrite_leaves_shards_that_packer_did_not_write(
     tree: Path, packed: Callable[..., Path], tmp_path: Path
 ) -> None:
-    """An adopted folder of foreign shards; links to shards elsewhere are packer's own, the shards are not."""
+    """An adopted folder of foreign shards; links to foreign shards belong to packer, the shards do not."""
     theirs, notes = tmp_path / "theirs", Notes()
     theirs.mkdir()
     for shard in packed("tfrecord").glob("*.tfrecord"):
@@ -160,7 +160,7 @@ def test_overwrite_notes_what_it_removes(tree: Path, out: Path, tmp_path: Path) 
 @pytest.mark.parametrize(
     "content", ["{", '{"kind": "packer-dataset", "version": 99}', None], ids=["cut", "newer", "FIFO"]
 )
-def test_overwrite_does_not_replace_what_cannot_be_read(
+def test_overwrite_does_not_replace_an_unreadable_set(
     tree: Path, out: Path, hanging: Hanging, content: str | None
 ) -> None:
     (out / "dataset.json").unlink()
@@ -179,7 +179,7 @@ packer.index([sys.argv[1]], workers=1)
 """
 
 
-def test_a_killed_index_does_not_make_a_folder_of_shards_an_output(
+def test_a_killed_index_does_not_turn_a_folder_of_shards_into_an_output(
     tree: Path, packed: Callable[..., Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "theirs"
@@ -201,7 +201,8 @@ def test_a_killed_index_does_not_make_a_folder_of_shards_an_output(
 def test_a_prepared_working_folder_is_neither_followed_nor_waited_for(
     tree: Path, tmp_path: Path, outside: Path, hanging: Hanging, name: str, kind: str
 ) -> None:
-    """Links to files of others are not written through; a FIFO hangs nothing. Either it is refused, or put away."""
+    """Foreign files are not written through links, and a FIFO blocks no command. The folder is refused or moved
+    aside."""
     out = tmp_path / "out"
     work = out / ".packing"
     (out if name == "." else work).mkdir(parents=True)
@@ -240,14 +241,14 @@ def test_no_conversion_runs_under_the_lock_of_a_removed_folder(
     refused: list[bool] = []
     monkeypatch.setattr(fcntl, "flock", flock)
     convert(tree, out, watcher=Busy())
-    assert ended and refused, "the order was not the one that matters"
+    assert ended and refused, "the steps ran in another order"
     assert packer.verify(out, against=tree, workers=1).ok
 
 
 # --- names and addresses -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", ["x" * 251 + ".jpg", "猫" * 83 + ".jpg"], ids=["ASCII", "UTF-8"])
-def test_names_as_long_as_names_may_be(tmp_path: Path, name: str) -> None:
-    """Quarantined and extracted: temporary names are not longer than the file's own."""
+def test_names_of_maximal_length(tmp_path: Path, name: str) -> None:
+    """Quarantined and extracted: temporary names are not longer than the name of the file."""
     source = tmp_path / "src/cat"
     source.mkdir(parents=True)
     (source / name).write_bytes(make_jpeg(1))
@@ -277,7 +278,7 @@ def test_names_too_long_for_a_file_are_shortened(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", ["s4://b/x", "file:///tmp/x", "hdfs://h/x", Path("s3://b/x")], ids=str)
-def test_an_address_of_another_kind_becomes_no_directory(
+def test_an_unsupported_address_does_not_become_a_directory(
     tree: Path, packed: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -295,7 +296,7 @@ def test_an_address_of_another_kind_becomes_no_directory(
 # --- a FIFO in place of a file of a set: every command fails at once, and none waits for a writer -----------------
 @pytest.fixture(scope="module")
 def whole(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set with files that were left out; read only."""
+    """A set with files that were left out; read-only."""
     root = tmp_path_factory.mktemp("fifos")
     shutil.copytree(tree / "val", root / "source/val")
     (root / "source/val/cat/broken.jpg").write_bytes(b"\xff\xd8\xff")
@@ -325,7 +326,7 @@ COMMANDS: dict[str, Callable[[Path, Path], object]] = {
     "export-index": lambda root, out: packer.export_index(root, "dali", output=out),
     "stage": lambda root, out: set_files(root),
 }
-READ = {  # what reads which file; the others do without
+READ = {  # which commands read which file; the others work without it
     "dataset.json": set(COMMANDS),
     "val.index/label.npy": {"read", "verify", "extract", "convert", "inspect"},
     "val.index/key.npy": {"read", "verify", "extract", "convert"},

@@ -1,4 +1,4 @@
-"""The parity report: its figures, and that it finds differences."""
+"""The parity report: its figures, and that it detects differences."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def by_name(rows: list[Parity]) -> dict[tuple[str, str], Parity]:
     return {(row.what, row.name): row for row in rows}
 
 
-def test_what_is_near_pillow_and_what_is_not(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoders_near_pillow_and_others(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     double = install(monkeypatch, "torchcodec")
     one = double.decode_one
 

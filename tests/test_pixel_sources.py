@@ -1,4 +1,4 @@
-"""CIFAR, MNIST's files and arrays of NumPy, in the layouts they are published in: pixels that become PNG."""
+"""CIFAR, MNIST files and NumPy arrays, in their published layouts: pixels that become PNG."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(*shape: int) -> np.ndarray:
 
 
 def showing(pixels: Pixels) -> Callable[[Path], Found]:
-    """The content of a source whose images show these pixels, with numbers as keys."""
+    """The content of a source whose images show these pixels; keys are numbers."""
 
     def truth(root: Path) -> Found:
         source: Any = packer.open_source(root)
@@ -76,7 +76,7 @@ def cifar_10(root: Path) -> Path:
 
 
 class Reduced:
-    """Pickles as a call of a function."""
+    """Is pickled as the call of a function."""
 
     def __init__(self, *call: Any) -> None:
         self.call = call
@@ -85,7 +85,7 @@ class Reduced:
         return self.call
 
 
-# As many images as it takes for a string of a pickle that is not short.
+# Enough images for a pickled string that is not short.
 MANY: Pixels = {
     "train": (np.concatenate([np.tile(some, (12, 1, 1, 1)) for some in (TRAIN[:3], TRAIN[3:])]),
               TRAIN_LABELS[:3] * 12 + TRAIN_LABELS[3:] * 12),
@@ -94,7 +94,7 @@ MANY: Pixels = {
 
 
 def cifar_py(root: Path, protocol: int = 2, **more: Any) -> Path:
-    """The version for Python. Those that are published were pickled by Python 2, whose strings are bytes."""
+    """The version for Python. The published files were pickled by Python 2, whose strings are bytes."""
     root.mkdir()
     (images, labels), (tests, test_labels) = MANY.values()
     parts = {"data_batch_1": (images[:36], labels[:36]), "data_batch_2": (images[36:], labels[36:])}
@@ -142,7 +142,7 @@ def test_cifar_100(tmp_path: Path, label_column: str | None, names: tuple[str, .
         assert json.loads(record or b"") == expected
 
 
-def test_batches_of_cifar_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_missing_cifar_batches_are_named(tmp_path: Path) -> None:
     root = cifar_10(tmp_path / "binary")
     (warning,) = packer.open_source(root).list(None).warnings
     missing = ", ".join(f"data_batch_{number}.bin" for number in (3, 4, 5))
@@ -156,7 +156,7 @@ def test_batches_of_cifar_that_are_missing_are_named(tmp_path: Path) -> None:
 
 
 def pickled(root: Path, data: bytes, seconds: float | None = None) -> Any:
-    """A source with this as its first batch, read in this process unless there is a limit of time."""
+    """A source with this data as its first batch, read in this process unless a time limit is set."""
     source: Any = packer.open_source(cifar_py(root, 4))
     (root / "data_batch_1").write_bytes(data)
     source.seconds = seconds
@@ -167,8 +167,8 @@ def pickled(root: Path, data: bytes, seconds: float | None = None) -> Any:
     ("protocol", "labels"),
     [(3, np.array([3, 0, 9])), (4, [np.int64(3), np.int64(0), np.int64(9)]), (5, np.uint8([3, 0, 9]))],
 )
-def test_cifar_that_was_pickled_again(tmp_path: Path, protocol: int, labels: Any) -> None:
-    """A few images, labels of NumPy, images in four dimensions."""
+def test_repickled_cifar(tmp_path: Path, protocol: int, labels: Any) -> None:
+    """A few images, NumPy labels, images in four dimensions."""
     data = np.ascontiguousarray(TRAIN[:3].transpose(0, 3, 1, 2))
     source = pickled(tmp_path / "cifar", pickle.dumps({b"data": data, b"labels": labels}, protocol))
     (tmp_path / "cifar/data_batch_2").unlink()
@@ -178,8 +178,8 @@ def test_cifar_that_was_pickled_again(tmp_path: Path, protocol: int, labels: Any
 
 
 @pytest.mark.parametrize("call", [(os.mkdir, ("made",)), (eval, ("1 + 1",)), (print, ("x",))], ids=repr)
-def test_a_pickle_runs_nothing(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What would call something else than NumPy's own functions is refused, and nothing is called."""
+def test_a_pickle_runs_no_code(tmp_path: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle that calls functions other than those of NumPy is refused, and none is called."""
     monkeypatch.chdir(tmp_path)
     source = pickled(tmp_path / "cifar", pickle.dumps({"data": Reduced(*call)}, 4), 60.0)
     with pytest.raises(SourceError, match=r"data_batch_1: .* without running code from it: it calls"):
@@ -188,7 +188,7 @@ def test_a_pickle_runs_nothing(tmp_path: Path, call: Any, monkeypatch: pytest.Mo
 
 
 def array_of(shape: bytes) -> bytes:
-    """A dict with an array of this shape, which is written as the instructions of a pickle."""
+    """A dict with an array of this shape, written as pickle instructions."""
     made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x00\x85U\x01btR(K\x01" + shape
     return b"}U\x04data" + made + b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R\x89U\x04abcdtbs."
 
@@ -204,14 +204,14 @@ def array_of(shape: bytes) -> bytes:
     ids=["sides", "keys", "places", "hash"],
 )
 def test_a_pickle_that_takes_long_is_refused(tmp_path: Path, data: bytes, seconds: float, message: str) -> None:
-    """Each of these would take minutes, or all memory, in proportion to more than its size."""
+    """Each of these pickles would take minutes or all memory, far out of proportion to its size."""
     with pytest.raises(SourceError, match=message):
         pickled(tmp_path / "cifar", data, seconds).list(None)
 
 
-def test_a_pickle_that_is_damaged(tmp_path: Path) -> None:
+def test_a_damaged_pickle(tmp_path: Path) -> None:
     text = pickle.dumps({b"data": drawn(30, 3072), b"labels": [0] * 30}, 2)
-    source = pickled(tmp_path / "cifar", text)  # whose array is not there as it is, where workers could read it
+    source = pickled(tmp_path / "cifar", text)  # its array is not stored as raw bytes that workers could read
     with pytest.raises(SourceError, match="pickle it again with protocol=4"):
         source.list(None)
     for data in (
@@ -225,7 +225,7 @@ def test_a_pickle_that_is_damaged(tmp_path: Path) -> None:
             source.list(None)
 
 
-def test_cifar_that_is_damaged(tmp_path: Path) -> None:
+def test_damaged_cifar(tmp_path: Path) -> None:
     root = cifar_10(tmp_path / "cifar")
     assert "no labels called 'coarse'" in refusal(root, label_column="coarse")
     data = (root / "test_batch.bin").read_bytes()
@@ -253,7 +253,7 @@ def mnist(root: Path, suffix: str = "", prefix: str = "", name: str = "{}-{}-idx
     return root
 
 
-def test_a_set_among_several_of_mnist(tmp_path: Path) -> None:
+def test_one_of_several_mnist_sets(tmp_path: Path) -> None:
     for prefix in ("emnist-letters-", "emnist-digits-"):
         mnist(tmp_path, ".gz", prefix)
     (tmp_path / "emnist-digits-mapping.txt").write_text("".join(f"{n} {48 + n}\n" for n in range(10)))
@@ -266,7 +266,7 @@ def test_a_set_among_several_of_mnist(tmp_path: Path) -> None:
 
 
 def test_labels_of_mnist(tmp_path: Path) -> None:
-    """From 1 on, as those of EMNIST's letters; none; a compressed twin next to each file; names with dots."""
+    """Labels from 1, as those of EMNIST's letters; no labels; a compressed twin beside each file; names with dots."""
     root = mnist(tmp_path / "mnist")
     mnist(root, ".gz")
     (root / "train-labels-idx1-ubyte").write_bytes(idx(np.array([1, 2, 3, 1, 2, 3], np.uint8)))
@@ -296,7 +296,7 @@ BOMB = gzip.compress(b"\0\0\x08\x03" + struct.pack(">III", 1 << 31, 28, 28))
     ],
     ids=["short", "type", "size", "bomb", "labels"],
 )
-def test_mnist_that_is_damaged(tmp_path: Path, name: str, data: bytes, message: str) -> None:
+def test_damaged_mnist(tmp_path: Path, name: str, data: bytes, message: str) -> None:
     root = mnist(tmp_path / "mnist")
     (root / name.removesuffix(".gz")).unlink()
     (root / name).write_bytes(data)
@@ -308,7 +308,7 @@ ARRAYS: Pixels = {"train": (drawn(6, 9, 7, 3), [2, 0, 1, 0, 2, -1]), "test": (dr
 
 
 def arrays(images: Callable[[np.ndarray], np.ndarray], save: Callable[..., None] | None) -> Callable[[Path], Path]:
-    """Writes the arrays in a form of images; save: into one archive, or each in a file of its own."""
+    """Writes the arrays as one kind of image source; save: into one archive, or each into a separate file."""
 
     def write(folder: Path) -> Path:
         of = {f"x_{name}": images(its) for name, (its, _) in ARRAYS.items()}
@@ -344,7 +344,7 @@ def test_grey_arrays_with_and_without_a_channel(tmp_path: Path) -> None:
 
 
 def test_arrays_without_splits(tmp_path: Path) -> None:
-    """Labels that are names; the file of the images, whose labels are beside it; other arrays."""
+    """Labels that are names; a file of images with its labels beside it; other arrays."""
     root, images = tmp_path / "val", drawn(3, 4, 5)
     root.mkdir()
     np.save(root / "images.npy", images)
@@ -421,7 +421,7 @@ def test_labels_of_arrays_that_are_refused(tmp_path: Path, labels: np.ndarray, m
 
 # --- the contract -------------------------------------------------------------------------------------------------
 def cifar_layout(protocol: int) -> Layout:
-    """Pickles are listed in this process, which is quicker; other tests do otherwise."""
+    """Pickles are listed in this process, which is faster; other tests use a separate process."""
     return Layout(lambda folder: cifar_py(folder / "cifar", protocol), showing(MANY), "*_batch*",
                   inside={"seconds": None}, damages=200)  # fmt: skip
 

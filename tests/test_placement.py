@@ -1,4 +1,4 @@
-"""Masks, boxes and points go where the pixels of their image go, by every op that moves pixels."""
+"""Masks, boxes and points move with the pixels of their image, in every op that moves pixels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from readers.decode.region import with_header
 
 Pixels = np.ndarray[Any, np.dtype[Any]]
 FLIPS = [RandomHorizontalFlip(1.0), RandomVerticalFlip(1.0)]
-GREY = ColorJitter()  # an op on pixels that changes none: what follows begins another part
+GREY = ColorJitter()  # a pixel op that changes no pixel: the following ops begin another part
 OUTSIDE = 0
 
 
@@ -53,12 +53,12 @@ def painted(seed: int, height: int, width: int, grain: int = 12) -> Pixels:
 
 
 def image_of(mask: Pixels) -> Pixels:
-    """The class of a pixel as one of the corners of the cube of colours: no mixture of two others is near it."""
+    """Classes as the corners of the RGB cube: no corner is near a mixture of two others."""
     return np.stack([(mask >> bit & 1) * 255 for bit in range(3)], axis=-1).astype(np.uint8)
 
 
 def shown(image: Pixels, margin: int = 8) -> tuple[Pixels, Pixels]:
-    """The classes that an image shows, and where it does without mixing neighbours."""
+    """The classes that an image shows, and where pixels do not mix neighbouring classes."""
     values = image.astype(int)
     clear = ((values <= margin) | (values >= 255 - margin)).all(axis=-1)
     return ((values > 127) * (1, 2, 4)).sum(axis=-1), clear
@@ -110,13 +110,13 @@ def test_a_mask_stays_on_its_image(name: str, compose: bool, seed: int = 1) -> N
     found = placement.mask(mask, OUTSIDE)
     classes, clear = shown(image)
     assert found.shape == image.shape[:2] and found.dtype == mask.dtype
-    assert clear.mean() > 0.2, "the images are large enough to compare"
+    assert clear.mean() > 0.2, "the images are too small to compare"
     wrong = (found != classes) & clear
     assert not wrong.any(), f"{wrong.sum()} of {clear.sum()} clear pixels"
 
 
 @pytest.mark.parametrize("name", ["nothing", "flips", "crop", "random crop", "central crop"])
-def test_without_a_resize_every_pixel_is_exact(name: str) -> None:
+def test_masks_are_exact_without_a_resize(name: str) -> None:
     mask = np.random.default_rng(1).integers(1, 8, (110, 133)).astype(np.int32)
     image, placement = made(GEOMETRY[name], image_of(mask), 5)
     np.testing.assert_array_equal(placement.mask(mask), shown(image)[0])
@@ -129,14 +129,14 @@ def test_changes_that_move_pixels_move_masks(op: Op, change: tuple[int, float]) 
     job = Job(Pass(Region(0, 0, 100, 120), (100, 120), (0, 0), (3,), ((op, [*change]),), (100, 120)))
     image, placement = rendered(image_of(mask), job)
     found, (classes, _) = placement.mask(mask, OUTSIDE), shown(image)
-    assert (found == classes).mean() > 0.985, "all but ties at the edges of blocks"
+    assert (found == classes).mean() > 0.985, "more than ties at the edges of blocks"
     assert (placement.mask(mask, OUTSIDE) != mask[:, ::-1]).any()
 
 
 @pytest.mark.parametrize(
     "op", [ColorJitter(0.9, hue=0.5), GaussianBlur((0.5, 2.0)), RandomErasing(1.0), RandomGrayscale(1.0)], ids=repr
 )
-def test_ops_that_change_colours_move_nothing(op: Op) -> None:
+def test_ops_that_change_colours_move_no_pixels(op: Op) -> None:
     mask = painted(5, 100, 120)
     _, placement = made([RandomHorizontalFlip(1.0), op], image_of(mask))
     np.testing.assert_array_equal(placement.mask(mask), mask[:, ::-1])
@@ -165,8 +165,8 @@ BOXES = np.float32([[10, 20, 40, 50], [60, 5, 130, 60], [0, 0, 133, 110], [90, 8
 
 
 @pytest.mark.parametrize("name", GEOMETRY)
-def test_boxes_hold_what_is_visible_of_them(name: str, seed: int = 1) -> None:
-    """Each is painted alone, so that the pixels of its mask say where it must be."""
+def test_boxes_enclose_their_visible_part(name: str, seed: int = 1) -> None:
+    """Each box is painted on a separate mask, whose pixels show where the box must be."""
     image = image_of(painted(seed, 110, 133))
     placement = made(GEOMETRY[name], image, seed).placement
     boxes, shares = placement.boxes(BOXES)
@@ -188,12 +188,12 @@ def test_boxes_hold_what_is_visible_of_them(name: str, seed: int = 1) -> None:
 
 
 def growth(placement: Placement) -> float:
-    """By how much areas grow: of a triangle anywhere."""
+    """The factor by which areas grow, from any triangle."""
     moved = placement.points(np.float32([[50, 50], [51, 50], [50, 51]])).astype(float)
     return float(abs(np.linalg.det(moved[1:] - moved[0])))
 
 
-def test_a_box_that_is_turned_and_cut_is_smaller_than_the_bounds_of_the_turned_one() -> None:
+def test_a_rotated_and_cut_box_is_smaller_than_the_bounds_of_the_rotated_box() -> None:
     op = RandomRotation(45)
     turned = Pass(Region(0, 0, 100, 100), (100, 100), (0, 0), (), ((op, [45.0]),), (100, 100))
     placement = Placement((100, 100), [turned])
@@ -203,14 +203,14 @@ def test_a_box_that_is_turned_and_cut_is_smaller_than_the_bounds_of_the_turned_o
     assert share == 0 and corner.tolist() == [0, 0, 0, 0]
 
 
-def test_boxes_without_an_area_are_visible_where_they_are() -> None:
+def test_boxes_without_an_area_are_visible_inside_the_image() -> None:
     placement = made([Crop(10, 10, 50, 50)], image_of(painted(1, 100, 100))).placement
     boxes, shares = placement.boxes(np.float32([[20, 20, 20, 20], [5, 20, 5, 30], [20, 15, 30, 15]]))
     assert shares.tolist() == [1, 0, 1] and boxes[[0, 2]].tolist() == [[10, 10, 10, 10], [10, 5, 20, 5]]
 
 
 @pytest.mark.parametrize("name", GEOMETRY)
-def test_points_lie_on_what_they_mark(name: str) -> None:
+def test_points_stay_on_their_features(name: str) -> None:
     mask = np.ones((110, 133), np.uint8)
     points = np.float32([[30, 30], [90, 50], [60, 90]])
     for number, (x, y) in enumerate(points.astype(int).tolist()):
@@ -224,7 +224,7 @@ def test_points_lie_on_what_they_mark(name: str) -> None:
     assert (visible > 0.999).any() or name in ("crop beyond the edges", "turned back")
 
 
-def test_points_that_are_missing_stay_so_and_others_may_leave_the_image() -> None:
+def test_missing_points_stay_missing_and_others_may_leave_the_image() -> None:
     placement = made([Crop(10, 10, 20, 20)], image_of(painted(1, 100, 100))).placement
     moved = placement.points(np.float32([[np.nan, np.nan], [5, 60]]))
     assert np.isnan(moved[0]).all() and moved[1].tolist() == [-5, 50]

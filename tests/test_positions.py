@@ -1,9 +1,9 @@
 """One position in the epochs, for loaders, samplers and streams: a state machine against a model.
 
 Loops, states, epochs, copies, other ranks and batches come in any order, also as Lightning and accelerate call them: a
-state before the first loop, a state from inside a step, loaders made again, one loader for two uses, an epoch that
-max_steps has cut short. STEPS (default 20,000, of all kinds together) is the length of the long run. DataLoaders are
-without workers here; `test_loops` and `test_trainers` have those.
+state before the first loop, a state from inside a step, recreated loaders, one loader for two uses, an epoch that
+max_steps has cut short. STEPS (default 20,000, of all kinds together) is the length of the long run. The DataLoaders
+have no workers; `test_loops` and `test_trainers` test workers.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ exec("def call(self, function): return function()", FIT)
 
 
 def in_fit(function: Callable[[], Any], epoch: int, done: int = 0, in_step: bool = False, resumes: bool = False) -> Any:
-    """Call a function from a loop that is in this epoch and has done so many of its batches."""
+    """Call a function from a loop that is in this epoch and has finished this many of its batches."""
     counts = SimpleNamespace(completed=0, processed=0, started=0)
     progress = SimpleNamespace(ready=done + in_step, processed=done)
     batches = SimpleNamespace(current=progress, total=counts, is_last_batch=False)
@@ -72,7 +72,7 @@ def in_fit(function: Callable[[], Any], epoch: int, done: int = 0, in_step: bool
 
 # --- the model ----------------------------------------------------------------------------------------------------
 class Loop:
-    """A loop of the model: where it began, and the batches that it has handed out; it does so with its first one."""
+    """A loop of the model: its start, and the number of batches it has handed out; it begins with its first batch."""
 
     def __init__(self, made: Any) -> None:
         self.made = made
@@ -99,9 +99,9 @@ class Machine(RuleBasedStateMachine):
         self.current: Loop | None = None
 
     def open(self, position: Any) -> None:
-        """The thing that is iterated over, `loader`, and the one that has the position: a copy, or a new one."""
+        """Make the iterable `loader` and the object with the position, which is a copy or a new one."""
         self.loops: list[Loop] = []
-        self.last: Loop | None = None  # of a StatefulDataLoader, whose state is that of the iterator made last
+        self.last: Loop | None = None  # for a StatefulDataLoader, whose state is that of the latest iterator
         dataset = ImageDataset(self.reader, fields=("index",))
         given = {"rank": self.rank, "world_size": self.world}
         kind = StatefulDataLoader if self.kind.startswith("stateful") else DataLoader
@@ -156,7 +156,7 @@ class Machine(RuleBasedStateMachine):
         self.interrupt()
 
     def interrupt(self) -> None:
-        """Loops of a loader that has one position."""
+        """End the unfinished loops of a loader with a single position."""
         for loop in self.loops if self.kind == "loader" else ():
             loop.ended |= loop.start is not None and not loop.finished and loop.taken < self.left(loop.start[1])
 
@@ -166,7 +166,7 @@ class Machine(RuleBasedStateMachine):
         self.next, self.current, self.is_loaded = (loop.start[0] + 1, 0), loop, False
 
     def hand_out(self, loop: Loop, take: Callable[[], Any]) -> None:
-        """The next batch of a loop is that of the model."""
+        """The next batch of a loop must be that of the model."""
         if loop.start is None:
             self.begin(loop)
         assert loop.start is not None
@@ -233,7 +233,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.states)
     @rule(which=WHICH, shape=SHAPES, rank=WHICH, moves=strategies.booleans())
     def load(self, which: int, shape: tuple[int, int], rank: int, moves: bool) -> None:
-        """Into this loader, or into a new one, which may be of another world and have other batches."""
+        """Load a state into this loader, or into a new one, possibly with another world and other batches."""
         type(self).steps += 1
         state, position, saved_by, is_over = self.states[which % len(self.states)]
         if self.is_stateful:
@@ -250,9 +250,9 @@ class Machine(RuleBasedStateMachine):
         self.restore(state, position, is_over)
 
     def restore(self, state: Any, position: tuple[int, int], is_over: bool = False) -> None:
-        """A StatefulDataLoader restores what it has loaded when it makes an iterator: a loop that has begun.
+        """A StatefulDataLoader restores a loaded state when it makes an iterator, which is a loop that has begun.
 
-        It makes another one where that of the state was over.
+        If the iterator of the state was exhausted, it makes another one.
         """
         self.loader.load_state_dict(copy.deepcopy(state))
         self.last = loop = Loop(iter(self.loader))
@@ -265,7 +265,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: not self.is_stateful)
     @rule(by_pickle=strategies.booleans())
     def copy_it(self, by_pickle: bool) -> None:
-        """The copy is where the first one is, and has no loops."""
+        """The copy has the position of the original, and no loops."""
         type(self).steps += 1
         before = self.position.state_dict()
         self.open(pickle.loads(pickle.dumps(self.position)) if by_pickle else copy.deepcopy(self.position))
@@ -275,7 +275,7 @@ class Machine(RuleBasedStateMachine):
     # --- frameworks -----------------------------------------------------------------------------------------------
     @rule(epoch=EPOCHS)
     def train_an_epoch_in_lightning(self, epoch: int) -> None:
-        """It makes two iterators, names the epoch to loaders and samplers, and takes a batch."""
+        """Lightning makes two iterators, sets the epoch of loaders and samplers, and takes a batch."""
         type(self).steps += 1
         if self.is_loaded and self.next[0] != epoch:
             return
@@ -296,7 +296,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.kind in ("loader", "stateful", "stateful stream"))
     @rule()
     def resume_a_state_from_inside_a_step(self) -> None:
-        """As Slurm's requeue and OnExceptionCheckpoint leave it: the batch under way comes again."""
+        """As Slurm's requeue and OnExceptionCheckpoint save it: the batch under way is repeated."""
         type(self).steps += 1
         loop = self.current
         if loop is None or loop.start is None or loop.start[1] or not loop.taken or loop.finished:
@@ -319,7 +319,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.kind == "loader" and self.is_loaded and self.next[1] % self.step_size == 0)
     @rule(more=strategies.integers(1, 3))
     def resume_an_epoch_that_max_steps_has_cut_short(self, more: int) -> None:
-        """Lightning counts it as done, and its batches not."""
+        """Lightning counts the epoch as finished, but not its batches."""
         type(self).steps += 1
         epoch, cursor = self.next
         if cursor:
@@ -339,11 +339,11 @@ def run(reader: Any, kind: str, steps: int) -> int:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_position_is_what_the_model_says(reader: Any, kind: str) -> None:
+def test_positions_equal_those_of_the_model(reader: Any, kind: str) -> None:
     assert run(reader, kind, 400) >= 400
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_position_is_what_the_model_says_for_long(reader: Any, kind: str) -> None:
+def test_positions_equal_those_of_the_model_in_a_long_run(reader: Any, kind: str) -> None:
     print(f"\n{run(reader, kind, -(-STEPS // len(KINDS)))} steps of a position, {kind}: 0 against the model")

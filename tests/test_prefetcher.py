@@ -1,5 +1,5 @@
-"""`DevicePrefetcher`: the loader's batches on the device, whole and in order; exact resume; a clean end. On the CPU,
-and on a double of CUDA whose copies happen as late as they may; it was never run on a GPU."""
+"""`DevicePrefetcher`: the loader's batches on the device, complete and in order; exact resume; a clean end. Tested on
+the CPU, and on a double of CUDA whose copies happen as late as allowed; it was never run on a GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
 
 # --- the same batches ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("workers", "prefetch"), [(0, 1), (0, 100), (2, 5)])
-def test_the_batches_are_those_of_the_loader(workers: int, prefetch: int) -> None:
+def test_batches_equal_those_of_the_loader(workers: int, prefetch: int) -> None:
     loader = numbers(num_workers=workers)
     prefetcher = DevicePrefetcher(loader, "cpu", prefetch=prefetch)
     assert len(prefetcher) == len(loader) == 10
@@ -75,7 +75,7 @@ def test_at_most_prefetch_batches_are_made_ahead() -> None:
             yield number
 
     loop = iter(DevicePrefetcher(batches(), "cpu", prefetch=3))
-    assert not asked, "a loop begins with its first batch"
+    assert not asked, "batches were made before the loop began"
     assert next(loop) == 0
     for _ in range(4):
         assert made.acquire(timeout=300)
@@ -119,8 +119,8 @@ def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
 
 
 @pytest.mark.parametrize("pinned", [True, False])
-def test_copies_are_done_before_the_training_reads_and_from_memory_that_is_kept(cuda: FakeCuda, pinned: bool) -> None:
-    """The double copies only when somebody waits, and nothing from a tensor that was freed by then."""
+def test_copies_finish_before_training_reads_them_and_their_source_is_kept(cuda: FakeCuda, pinned: bool) -> None:
+    """The double copies only in a wait, and copies no data from a tensor that was freed by then."""
     freed = []
 
     def batches() -> Iterator[Any]:
@@ -131,15 +131,15 @@ def test_copies_are_done_before_the_training_reads_and_from_memory_that_is_kept(
 
     for tensor, number in DevicePrefetcher(batches(), "cuda", prefetch=2):
         assert tensor.tolist() == [number]
-        assert ("consumer", id(tensor)) in cuda.recorded, "else its memory is given out again too early"
+        assert ("consumer", id(tensor)) in cuda.recorded, "otherwise its memory is reused too early"
     gc.collect()
     assert [reference() for reference in freed] == [None] * 8
 
 
-def test_a_loop_that_is_left_waits_for_its_copies(cuda: FakeCuda) -> None:
+def test_a_loop_left_early_waits_for_its_copies(cuda: FakeCuda) -> None:
     loop = iter(DevicePrefetcher([cuda.tensor(1.0), cuda.tensor(2.0), cuda.tensor(3.0)], "cuda", prefetch=1))
     next(loop)
-    for _ in range(2):  # that of the next batch is queued
+    for _ in range(2):  # the copy of the next batch is queued
         assert cuda.side.copies.acquire(timeout=300)
     del loop
     gc.collect()
@@ -184,7 +184,7 @@ def test_resume_repeats_and_loses_nothing(packed: Path, kind: str, taken: int) -
         again = DevicePrefetcher(make(reader), "cpu", prefetch=2)
         again.load_state_dict(state)
         del loop
-        assert first.state_dict() == state, "a loop that was left stays where it was"
+        assert first.state_dict() == state, "a loop left early lost its position"
         while len(seen) < len(expected):
             seen += [batch[0].tolist() for batch in again]
         assert seen == expected
@@ -193,7 +193,7 @@ def test_resume_repeats_and_loses_nothing(packed: Path, kind: str, taken: int) -
         assert kind != "ImageLoader" or again.epoch == 7 == again.state_dict()["epoch"]
 
 
-def test_a_sampler_that_was_asked_ahead_does_not_say_where_training_is(packed: Path) -> None:
+def test_a_sampler_behind_a_prefetcher_does_not_know_the_position_of_training(packed: Path) -> None:
     with readers.open(packed) as reader:
         dataset = ImageDataset(reader, fields=("index",))
         sampler = EpochSampler(Shuffled(len(reader), seed=3), dataset)
@@ -233,11 +233,11 @@ def test_leaving_a_loop_ends_its_thread_and_the_workers(workers: int) -> None:
         break
     gc.collect()
     assert not threads()
-    assert [batch[0][0].item() for batch in prefetcher] == list(range(0, COUNT, BATCH)), "and the next one is whole"
+    assert [batch[0][0].item() for batch in prefetcher] == list(range(0, COUNT, BATCH)), "the next loop is not complete"
 
 
-def test_a_loop_that_ended_keeps_nothing_of_its_caller() -> None:
-    """What is left to the garbage collector ends in any order, for which workers of a DataLoader wait 5 s each."""
+def test_a_finished_loop_keeps_no_reference_to_its_caller() -> None:
+    """The garbage collector ends such leftovers in any order, for which workers of a DataLoader wait 5 s each."""
 
     class Held:
         pass
@@ -254,7 +254,7 @@ def test_a_loop_that_ended_keeps_nothing_of_its_caller() -> None:
         gc.enable()
 
 
-def test_another_loop_ends_the_one_before() -> None:
+def test_a_new_loop_ends_the_previous_one() -> None:
     prefetcher = DevicePrefetcher(numbers(), "cpu")
     first, second = iter(prefetcher), iter(prefetcher)
     next(first)
@@ -264,7 +264,7 @@ def test_another_loop_ends_the_one_before() -> None:
     assert len(list(second)) == 9
 
 
-def test_a_forked_child_cannot_go_on_with_the_parents_loop() -> None:
+def test_a_forked_child_cannot_continue_the_loop_of_its_parent() -> None:
     prefetcher = DevicePrefetcher(numbers(), "cpu")
     loop = iter(prefetcher)
     next(loop)

@@ -1,4 +1,4 @@
-"""Ranks by the environment variables of launchers."""
+"""Ranks from the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
         (PMI | env("PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=2"), Ranks(3, 4, 1, 2, 1, 2)),  # Cray PALS
         (JSRUN, Ranks(3, 4, 1, 2, 1, 2)),
         (FLUX, Ranks(5, 8, 1, 4, 1, 2)),
-        ({**FLUX, "FLUX_TASK_LOCAL_ID": "2"}, Ranks(5, 8, 0, 1, 5, 8)),  # not mapped in blocks: nodes are not known
+        ({**FLUX, "FLUX_TASK_LOCAL_ID": "2"}, Ranks(5, 8, 0, 1, 5, 8)),  # not mapped in blocks: nodes are unknown
         ({**FLUX, "FLUX_JOB_NNODES": "3"}, Ranks(5, 8, 0, 1, 5, 8)),
         (PBSDSH, Ranks(12, 24, 0, 12, 1, 2)),
         ({**PBSDSH, "PBS_NP": "18"}, Ranks(12, 18, 0, 1, 12, 18)),  # nodes of 12 and 6
         ({**PBSDSH, "PBS_TASKNUM": "1"}, Ranks()),  # the script
-        ({"PBS_JOBID": "7.server", "PBS_TASKNUM": "5", "PBS_NODENUM": "1"}, Ranks()),  # PBS Pro does not say
+        ({"PBS_JOBID": "7.server", "PBS_TASKNUM": "5", "PBS_NODENUM": "1"}, Ranks()),  # PBS Pro does not tell
         ({**PBSDSH, **MPIRUN}, Ranks(3, 4, 1, 2, 1, 2)),
         (BLAUNCH, Ranks(3, 5, 1, 3, 1, 2)),
         (without(BLAUNCH, "LSF_PM_TASKID"), Ranks()),
@@ -82,7 +82,7 @@ def test_ranks_of_launchers(environ: dict[str, str], expected: Ranks) -> None:
 
 @pytest.mark.parametrize("step", [None, "", "batch", "4294967291", "4294967290", "4294967292"])
 def test_a_batch_script_or_a_shell_is_one_process(step: str | None) -> None:
-    """One process runs there, even if the job has more tasks."""
+    """Only one process runs in it, even if the job has more tasks."""
     environ = {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_ID": step or ""}
     assert detect_ranks(without(environ, "SLURM_STEP_ID") if step is None else environ) == Ranks()
     assert detect_ranks(without(SRUN, "SLURM_PROCID")) == Ranks()
@@ -121,7 +121,7 @@ def test_the_innermost_launcher_counts() -> None:
     ],
     ids=str,
 )
-def test_values_that_cannot_be(environ: dict[str, str], message: str) -> None:
+def test_invalid_values(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         detect_ranks(environ)
 
@@ -138,13 +138,14 @@ def test_an_initialised_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
     assert detect_ranks() == Ranks(2, 4, 1, 2, 1, 2)
     monkeypatch.setenv("RANK", "3")
-    assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4), "the variables are those of another rank"
+    assert detect_ranks() == Ranks(2, 4, 0, 1, 2, 4), "the rank of the variables was used"
     group.is_initialized = lambda: False
     assert detect_ranks().rank == 3
 
 
 def test_a_launcher_is_registered() -> None:
-    """One entry, asked before those of its kind: its ranks, its job and its scratch directory are known everywhere."""
+    """One entry, asked before the others of its kind: every part of packer uses its ranks, job and scratch
+    directory."""
     ours = Launcher("ours", True, by_names("OURS_RANK", "OURS_SIZE"), job=("OURS_JOB",), scratch=("OURS_DISK",))
     environ = {"OURS_RANK": "1", "OURS_SIZE": "2", "OURS_JOB": "17", "OURS_DISK": "/ours", "SLURM_JOB_ID": "4"}
     assert detect_ranks(environ) == Ranks() and job_name(environ) == "4"
@@ -153,7 +154,7 @@ def test_a_launcher_is_registered() -> None:
         register(ours)
         assert detect_ranks(environ) == Ranks(1, 2, 0, 1, 1, 2) and detect_ranks(environ).launcher == "ours"
         assert job_name(environ) == "17" and str(candidates(None, environ)[0].path) == "/ours"
-        assert detect_ranks({**environ, **TORCHRUN}).rank == 5, "torchrun runs in its tasks"
+        assert detect_ranks({**environ, **TORCHRUN}).rank == 5, "torchrun inside its tasks must win"
     finally:
         unregister("ours")
     assert registered() == before and detect_ranks(environ) == Ranks()
@@ -164,7 +165,7 @@ def test_jobs_have_numbers() -> None:
     assert numbers == ["0", "ƒuzzybunny", "1672.server", "7", "3", "9"]
 
 
-def test_ranks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explicit_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert rank_and_world_size(None, None) == (2, 4) and rank_and_world_size(1, 3) == (1, 3)
@@ -174,7 +175,7 @@ def test_ranks_that_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def agents(group_of: list[int], local_size: int = 2) -> list[dict[str, str]]:
-    """The ranks of a torchrun in the one task of each node; group_of: the number that it gave to Slurm's node i."""
+    """The ranks of one torchrun, with one task a node; group_of: the torchrun group number of Slurm's node i."""
     nodes = len(group_of)
     return [
         env(
@@ -187,21 +188,21 @@ def agents(group_of: list[int], local_size: int = 2) -> list[dict[str, str]]:
     ]
 
 
-def test_nodes_have_slurms_numbers_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ranks of a node's torchrun read what a task of Slurm staged for that node."""
+def test_node_numbers_are_those_of_slurm_under_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ranks of torchrun on a node read the part that a Slurm task staged for that node."""
     order, seen = NodeLocal(90, nodes=3), []
     for number, environ in enumerate(agents([2, 0, 1])):
         node = number // 2
         ranks = detect_ranks(environ)
-        assert (ranks.node, ranks.nodes, ranks.rank) == (node, 3, int(environ["RANK"])), "ranks stay torchrun's"
+        assert (ranks.node, ranks.nodes, ranks.rank) == (node, 3, int(environ["RANK"])), "not the ranks of torchrun"
         with monkeypatch.context() as context:
             for name, value in environ.items():
                 context.setenv(name, value)
             place = rank_and_world_size(None, None, nodes=3)
-            assert rank_and_world_size(None, None) == (ranks.rank, 6), "only what belongs to nodes is dealt by nodes"
+            assert rank_and_world_size(None, None) == (ranks.rank, 6), "node-independent orders are not split by node"
             mine = list(EpochSampler(order))
         assert place == (number, 6)
-        assert set(mine) <= set(order.local_part(node)), f"rank {ranks.rank} reads another node's part"
+        assert set(mine) <= set(order.local_part(node)), f"rank {ranks.rank} reads the part of another node"
         seen += mine
     assert sorted(seen) == list(range(90))
     for name, value in {**agents([1, 0])[0], "WORLD_SIZE": "5"}.items():

@@ -1,4 +1,4 @@
-"""Raw pixels: an ordinary HDF5 data set [n, height, width, 3] that readers read as any other set."""
+"""Raw pixels: an ordinary HDF5 dataset [n, height, width, 3], which readers read like any other set."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def packed(source: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(source: Path) -> list[torch.Tensor]:
-    """The pixels that training gets from the originals."""
+    """The pixels that training gets from the original images."""
     convert(source, source.parent / "plain")
     with readers.open(source.parent / "plain") as reader:
         return [image for image, _ in (ImageDataset(reader, OPS)[i] for i in range(COUNT))]
@@ -62,7 +62,7 @@ def test_h5py_reads_the_images_by_number(packed: Path, truth: list[torch.Tensor]
     assert len(found) == COUNT
 
 
-def test_readers_give_the_same_pixels_and_any_recipe_works_on_them(
+def test_readers_give_the_same_pixels_and_support_any_recipe(
     packed: Path, truth: list[torch.Tensor], place: dict[str, Any]
 ) -> None:
     with readers.open(packed, verify=True) as reader:
@@ -86,7 +86,7 @@ def test_readers_give_the_same_pixels_and_any_recipe_works_on_them(
 def test_a_set_at_an_address(
     packed: Path, truth: list[torch.Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Read there, by processes too, and staged and converted."""
+    """Read at the address, also in several processes, and staged and converted."""
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "index-cache"))
     server = FileServer(packed.parent)
     try:
@@ -135,7 +135,7 @@ def test_a_changed_set_keeps_its_pixels(packed: Path, truth: list[torch.Tensor],
     packer.append(tmp_path / "again", tree_of(tmp_path / "more", {"cat/x.jpg": make_jpeg(99, (40, 50))}), run=RUN)
     with readers.open(tmp_path / "again") as reader:
         assert reader.kinds["image"] == "image" and torch.equal(ImageDataset(reader)[0][0], truth[0])
-        assert sniff(reader.read(COUNT)) == "png"  # as the others
+        assert sniff(reader.read(COUNT)) == "png"  # like the other samples
 
 
 def test_resharded_raw_pixels_stay_raw(packed: Path, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_sets_of_one_size_need_no_ops(tmp_path: Path, count: int, workers: int) 
                 assert np.array_equal(image.permute(1, 2, 0), pixels[i]) and np.array_equal(mask, pixels[i][..., 0])
 
 
-def test_other_sizes_are_refused_with_what_to_do(source: Path, tmp_path: Path) -> None:
+def test_other_sizes_are_refused_with_advice(source: Path, tmp_path: Path) -> None:
     with pytest.raises(SourceError, match=r"cat/3\.jpg: has 50 x 43 pixels, expected 50 x 41 pixels .*--op Resize"):
         convert(source, tmp_path / "out", "hdf5", reencode=RAW, on_error="skip")
     with pytest.raises(SourceError, match=r"images in .* have 50 x 43 pixels, those in .* 50 x 41 .*--op Resize"):

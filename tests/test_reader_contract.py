@@ -1,4 +1,4 @@
-"""Every reader keeps the contract of `packer.testing.readers`: packed sets, folders, and readers over them."""
+"""Every reader keeps the contract of `packer.testing.readers`: packed sets, folders, and readers on top of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDICES = [20, 2, 2, -1, 17, 0, 5, 23, 8, 9, 11, 13]
 
 
 class OfThePackedSet(ReaderSuite):
-    """Whose samples are those of the packed set."""
+    """A reader with the samples of the packed set."""
 
     @pytest.fixture
     def truth(self, samples: Samples) -> Truth:
@@ -56,7 +56,7 @@ class TestFolder(ReaderSuite):
 
 @pytest.mark.parametrize(("base", "how"), [("hdf5", "once"), ("folder", "twice"), ("tar", "mapped")])
 class TestSelections(ReaderSuite):
-    """With repeats, in another order; a selection of a selection, and one whose indices are in a file."""
+    """With repeats, in another order; a selection of a selection, and a selection whose indices are in a file."""
 
     @pytest.fixture
     def reader(self, samples: Samples, base: str, how: str, tmp_path: Path) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class TestSelections(ReaderSuite):
     ],
 )
 class TestCached(ReaderSuite):
-    """In a file and in memory without a name; of half of the set, a folder, a selection, and where nothing fits."""
+    """In a file and in unnamed memory; of half of the set, a folder, a selection, and where no sample fits."""
 
     closed_while_read = False  # closing a cache releases its memory
 
@@ -138,7 +138,7 @@ class TestRemote(OfThePackedSet):
 
 
 class InMemory(Store):
-    """A store of a user: payloads by row, pickled as they are."""
+    """A user-defined store: payloads by row, pickled unchanged."""
 
     def __init__(self, payloads: list[bytes]) -> None:
         self.payloads = payloads
@@ -156,7 +156,7 @@ def reader_of_payloads(truth: Truth) -> readers.Reader:
 
 @pytest.mark.parametrize("wrapped", ["itself", "cached"])
 class TestOwnStores(ReaderSuite):
-    """A reader over a store of a user keeps the contract, and so do readers over it."""
+    """A reader over a user-defined store keeps the contract, and so do readers on top of it."""
 
     closed_while_read = False  # as in TestCached
 

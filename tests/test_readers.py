@@ -42,7 +42,7 @@ def images(tree: Path) -> list[bytes]:
 
 
 def open_descriptors(folder: Path) -> list[str]:
-    """Shards below a folder that this process has open (index columns are mapped, and close with the reader)."""
+    """The shards below a folder that this process has open (index columns are mapped, and close with the reader)."""
     found = []
     for entry in os.listdir("/proc/self/fd"):
         try:
@@ -54,7 +54,7 @@ def open_descriptors(folder: Path) -> list[str]:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The bytes of each system call that reads."""
+    """The bytes of each reading system call."""
     calls: list[int] = []
     real = os.preadv
 
@@ -71,7 +71,7 @@ def test_byte_ranges_and_names(packed: Path, images: list[bytes]) -> None:
     with readers.open(packed) as reader:
         for i, image in enumerate(images):
             path, offset, length = reader.byte_range(i)  # type: ignore[misc]
-            assert path.read_bytes()[offset : offset + length] == image, f"sample {i} is elsewhere"
+            assert path.read_bytes()[offset : offset + length] == image, f"sample {i} has another range"
         for index in (36, -37, 10**9):
             for call in (lambda i=index: reader.has(i, "image"), lambda i=index: reader.byte_range(i)):
                 with pytest.raises(IndexError, match=rf"sample {index} is outside the 36 of .*train"):
@@ -80,7 +80,7 @@ def test_byte_ranges_and_names(packed: Path, images: list[bytes]) -> None:
 
 
 def test_neighbours_are_fetched_together(packed: Path, images: list[bytes], reads: list[int]) -> None:
-    """One system call per shard for a whole shard, though headers are between; one for a repeated sample."""
+    """One system call for all samples of a shard, in spite of the headers between them; one for a repeated sample."""
     with readers.open(packed) as reader:
         order = random.Random(0).sample(range(36), 36)
         assert [bytes(view) for view in reader.read_many(order)] == [images[i] for i in order]
@@ -96,7 +96,7 @@ def test_few_shards_open_at_a_time(packed: Path, images: list[bytes]) -> None:
     reader = open_packed(packed, open_shards=1)
     order = [i % 36 for i in range(0, 36 * 7, 7)]
     assert [reader.read(i) for i in order] == [images[i] for i in order]
-    assert len(open_descriptors(packed)) == 1, "more shards are open than asked for"
+    assert len(open_descriptors(packed)) == 1, "more shards are open than allowed"
     assert [bytes(view) for view in reader.read_many(order)] == [images[i] for i in order]
     assert len(open_descriptors(packed)) == 1
     reader.close()
@@ -107,8 +107,8 @@ def test_few_shards_open_at_a_time(packed: Path, images: list[bytes]) -> None:
     assert open_descriptors(packed) == [], "a dropped reader left descriptors open"
 
 
-def test_more_shards_than_files_may_be_open(packed: Path, images: list[bytes], backend: str = "mmap") -> None:
-    """In a process that may hardly open any: shards opened first make room, and the bytes are the same."""
+def test_more_shards_than_the_limit_of_open_files(packed: Path, images: list[bytes], backend: str = "mmap") -> None:
+    """In a process that may open only a few files: the shards opened first are closed, and the bytes are the same."""
     script = (
         "import resource, sys, readers, crc32c, os\n"
         f"reader = readers.open({str(packed)!r}, backend={backend!r}, verify=True)\n"
@@ -214,7 +214,7 @@ def test_a_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
     assert (reader.labels.tolist(), tuple(reader.classes), reader.split) == ([-1, -1, -1], (), "train")
 
 
-def test_folder_faults(tree: Path, tmp_path: Path) -> None:
+def test_invalid_folders(tree: Path, tmp_path: Path) -> None:
     shutil.copytree(tree, tmp_path / "tree")
     reader = readers.open_folder(tmp_path / "tree", "val")
     (tmp_path / "tree" / "val" / reader.name(2)).unlink()
@@ -271,7 +271,7 @@ def test_string_columns_longer_than_a_block() -> None:
     assert list(column) == texts and column[69_999] == "69999"
 
 
-def test_offsets_that_are_wrong() -> None:
+def test_wrong_offsets() -> None:
     blob = np.frombuffer(b"abcdef", np.uint8)
 
     def column(*offsets: int) -> Strings:
@@ -291,7 +291,7 @@ def test_offsets_that_are_wrong() -> None:
         Strings.of(["\ud800"])
 
 
-# --- which ranges of which shards are fetched together -------------------------------------------------------------
+# --- read plans ----------------------------------------------------------------------------------------------------
 SIZE = 200
 RANGES = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, SIZE), st.integers(0, 60)).map(
@@ -303,7 +303,7 @@ RANGES = st.lists(
 
 @given(wanted=RANGES, gap=st.integers(0, 40), limit=st.integers(1, 120), repeat=st.booleans())
 def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, repeat: bool) -> None:
-    """Carry a plan out on random bytes: every wanted range must be where the plan says."""
+    """Executes a plan on random bytes: every wanted range must be where the plan says."""
     wanted = wanted * 2 if repeat else wanted
     shards = [np.random.default_rng(number).bytes(SIZE) for number in range(3)]
     shard, offset, length = np.array(wanted, np.int64).reshape(-1, 3).T
@@ -329,7 +329,7 @@ def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, re
 
 
 def widest_gap(ranges: list[tuple[int, int]]) -> int:
-    """Between neighbours, an empty range being one as well."""
+    """Between neighbours; an empty range counts as one."""
     widest, reach = 0, min(start for start, _ in ranges)
     for start, stop in sorted(ranges):
         widest, reach = max(widest, start - reach), max(reach, stop)
@@ -337,7 +337,7 @@ def widest_gap(ranges: list[tuple[int, int]]) -> int:
 
 
 def check_not_cuttable(shard: int, begin: int, length: int, wanted: list[tuple[int, int, int]], limit: int) -> None:
-    """A run over the limit may have no place to cut, beyond the limit, that splits no wanted range."""
+    """A run over the limit must have no cut beyond the limit that splits no wanted range."""
     inside = sorted((o, o + n) for s, o, n in wanted if s == shard and begin <= o < begin + length)
     for o in {o for o, _ in inside if o > begin}:
         splits_none = all(end <= o for p, end in inside if p < o)
@@ -345,7 +345,7 @@ def check_not_cuttable(shard: int, begin: int, length: int, wanted: list[tuple[i
         assert not (splits_none and beyond), f"[{begin}, {begin + length}) could be cut at {o}"
 
 
-def test_a_plan_of_nothing() -> None:
+def test_an_empty_plan() -> None:
     empty_column = np.zeros(0, np.int64)
     plan = plan_reads(empty_column, empty_column, empty_column)
     assert plan.total_bytes == 0 and all(len(part) == 0 for part in plan[:-1])

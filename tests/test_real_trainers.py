@@ -1,6 +1,6 @@
-"""The scripts of examples/trainers on the trainers themselves: a continued run has the samples of a whole run.
+"""The scripts of examples/trainers on the real trainers: a continued run has the samples of an uninterrupted run.
 
-Each trainer has an environment of its own: `make test-trainers`. Without conftest.py, whose packages these lack.
+Each trainer has a separate environment: `make test-trainers`. They run without conftest.py, whose packages these lack.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from packer.testing.samples import make_jpeg
 
 pytestmark = pytest.mark.trainers
 SCRIPTS = Path(__file__).parent.parent / "examples/trainers"
-# A run with one of these words ends like a killed one: after this method of this class, as soon as the condition holds.
+# The end of a killed run: after this method of this class, as soon as the condition holds.
 KILLS = {
     "rfdetr": "pytorch_lightning Trainer save_checkpoint trainer.global_step==8",
     "torchgeo": "lightning.pytorch Trainer save_checkpoint trainer.global_step==8",
@@ -54,7 +54,7 @@ def run(name: str, folder: Path, *words: str, killed: bool = False) -> list[str]
 
 
 def pack(name: str, folder: Path) -> str:
-    """A set as the script takes it: 24 samples to train on, and for some 8 to validate with."""
+    """A set for the script: 24 samples to train on, and for some scripts 8 to validate on."""
     if name == "rfdetr":
         with packer.writer(folder / "set", to="hdf5") as out:
             for i in range(24):
@@ -75,13 +75,13 @@ def pack(name: str, folder: Path) -> str:
 
 
 @pytest.mark.parametrize("name", ["monai", "torchtitan", *KILLS])
-def test_a_continued_run_trains_on_what_a_whole_run_does(name: str, tmp_path: Path) -> None:
+def test_a_continued_run_trains_on_the_samples_of_an_uninterrupted_run(name: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(name) is None:
         assert os.environ.get("PACKER_TEST_TRAINERS") != "required", f"{name} is not installed"
         pytest.skip(f"needs {name}")
     packed = pack(name, tmp_path)
     if name in KILLS:
-        epochs = 3 if name == "ultralytics" else 2  # that is killed at the end of an epoch, the others in the second
+        epochs = 3 if name == "ultralytics" else 2  # one is killed at the end of an epoch, the others in the second
         options, steps = [packed, "--epochs", str(epochs), "--output"], 6 * epochs
         whole = run(name, tmp_path, *options, "whole")
         parts = run(name, tmp_path, *options, "parts", killed=True) + run(name, tmp_path, *options, "parts")

@@ -1,4 +1,4 @@
-"""The recipes' scripts do what they say, and docs/howto.md shows lines of theirs."""
+"""The recipe scripts keep their promises, and docs/howto.md shows lines of them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ Run = Callable[..., str]
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sets "shapes", the drawings of docs/start.md, "few" of them, and "sides", of several shapes."""
+    """A folder with the sets "shapes" (the drawings of docs/start.md), "few" (some of them) and "sides" (various
+    shapes)."""
     root = tmp_path_factory.mktemp("recipes")
     start = (ROOT / "docs" / "start.md").read_text(encoding="utf-8")
     drawing = re.search(r"```python file=make_shapes.py\n(.*?)```", start, re.DOTALL)
@@ -51,10 +52,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Iterator[Run]:
-    """Runs an example, with names of sets for their paths, in a folder of its own; returns what it prints."""
+    """Runs an example in a separate folder, with the paths of sets in place of their names; returns its output."""
     monkeypatch.chdir(tmp_path)
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # models this small are quicker so, and the cores are other tests'
+    torch.set_num_threads(1)  # faster for models this small, and it leaves the cores to other tests
 
     def run(script: str, *arguments: str) -> str:
         words = [str(place / word) if (place / word).is_dir() else word for word in arguments]
@@ -114,7 +115,7 @@ def test_two_ranks_train_and_validate_every_sample_once(place: Path, tmp_path: P
     assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["epoch"] == 1
 
 
-def test_predictions_of_two_ranks_are_those_of_one(run: Run, place: Path, tmp_path: Path) -> None:
+def test_predictions_of_two_ranks_equal_those_of_one(run: Run, place: Path, tmp_path: Path) -> None:
     alone = run("evaluate.py", "set")
     assert alone.startswith("90 samples, 0 without a guess")
     both = run_on_two_ranks(tmp_path, "evaluate.py", str(place / "set"), "--output", str(tmp_path / "both.csv"))
@@ -124,7 +125,7 @@ def test_predictions_of_two_ranks_are_those_of_one(run: Run, place: Path, tmp_pa
         assert len({row["key"] for row in csv.DictReader(file)}) == 90
 
 
-def test_views_of_an_image_find_each_other(run: Run) -> None:
+def test_views_of_an_image_are_nearest_neighbours(run: Run) -> None:
     losses = numbers(r"loss ([\d.]+)", run("train_simclr.py", "set", "--epochs", "2", "--size", "32"))
     assert len(losses) == 2 and losses[-1] < losses[0]
 
@@ -149,10 +150,10 @@ def test_volumes_are_staged_cached_and_continued(run: Run, tmp_path: Path) -> No
     assert re.findall(r"epoch (\d): (\d+) volumes", first + run(*lines, "3")) == [("0", "16"), ("1", "16"), ("2", "16")]
 
 
-def test_row_i_of_the_features_is_sample_i(run: Run, tmp_path: Path) -> None:
+def test_row_i_of_the_features_belongs_to_sample_i(run: Run, tmp_path: Path) -> None:
     output = run("extract_features.py", "set", "--size", "32")
     assert np.load(tmp_path / "features" / "train.npy").shape == (360, 64)
-    assert numbers(r"(\d+)% right", output)[0] > 50  # a third, were rows those of other samples
+    assert numbers(r"(\d+)% right", output)[0] > 50  # a third, if the rows were those of other samples
 
 
 def test_sets_have_their_shares(run: Run) -> None:
@@ -171,7 +172,7 @@ def test_classes_are_drawn_equally_often_or_by_a_power_of_their_sizes(run: Run) 
 
 
 @pytest.mark.parametrize(("title", "text"), RECIPES, ids=[title for title, _ in RECIPES])
-def test_lines_of_a_recipe_are_those_of_its_script(title: str, text: str) -> None:
+def test_lines_of_a_recipe_come_from_its_script(title: str, text: str) -> None:
     named = {
         name for block in re.findall(r"^```bash[^\n]*\n(.*?)^```", text, re.M | re.S) for name in scripts_in(block)
     }

@@ -1,4 +1,4 @@
-"""MXNet RecordIO: located, adopted where it is, converted; the oracle is DALI's reader."""
+"""MXNet RecordIO: located, adopted in place, converted; the reference is DALI's reader."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ LABELS = [2, 0, 1, 1, 0]
 
 
 def part(data: bytes, cflag: int = 0, length: int | None = None) -> bytes:
-    """A frame of dmlc's recordio.h; `length` to lie about it."""
+    """A frame of dmlc's recordio.h; `length` states a false length."""
     word = cflag << 29 | (len(data) if length is None else length)
     return MAGIC + struct.pack("<I", word) + data + bytes(-len(data) % 4)
 
 
 def image(label: float, data: bytes, number: int = 0, flag: int = 0) -> bytes:
-    """The data of an image record: an IRHeader, labels where there are several, the image."""
+    """The data of an image record: an IRHeader, the labels if there are several, the image."""
     labels = struct.pack(f"<{flag}f", *[label] * flag)
     return struct.pack("<IfQQ", flag, 0.0 if flag else label, number, 0) + labels + data
 
 
 def in_parts(data: bytes) -> bytes:
-    """As dmlc's writer splits data at magic numbers, which it looks for at multiples of four."""
+    """Data split at magic numbers like dmlc's writer, which looks for them at multiples of four."""
     places = [i for i in range(0, len(data) - 3, 4) if data[i : i + 4] == MAGIC]
     bounds = zip([0, *(i + 4 for i in places)], [*places, len(data)], strict=True)
     pieces = [data[first:stop] for first, stop in bounds]
@@ -66,7 +66,7 @@ EXPECTED = [(f"val/{n:08d}", label, data) for n, (label, data) in enumerate(zip(
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_it_is_adopted_where_it_is(tmp_path: Path, index: bool) -> None:
+def test_it_is_adopted_in_place(tmp_path: Path, index: bool) -> None:
     write(tmp_path / "val.rec", records(), index)
     result = packer.index(tmp_path, workers=1)
     assert (result.format, result.splits) == ("recordio", {"val": 5})
@@ -74,7 +74,7 @@ def test_it_is_adopted_where_it_is(tmp_path: Path, index: bool) -> None:
     assert packer.verify(tmp_path, deep=True, workers=1).ok
 
 
-def test_dali_reads_the_same(tmp_path: Path) -> None:
+def test_dali_reads_the_same_samples(tmp_path: Path) -> None:
     dali = pytest.importorskip("nvidia.dali")
     shard = write(tmp_path / "val.rec", records())
 
@@ -92,9 +92,9 @@ def test_dali_reads_the_same(tmp_path: Path) -> None:
 
 def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
     magic = bytes(range(8)) + MAGIC + b"middle.." + MAGIC + b"end"
-    whole = IMAGES[0] + bytes(-len(IMAGES[0]) % 4) + magic  # a JPEG may be followed by anything
+    whole = IMAGES[0] + bytes(-len(IMAGES[0]) % 4) + magic  # any bytes may follow a JPEG
     shard = write(tmp_path / "val.rec", [in_parts(image(7, whole)), *records()])
-    assert shard.read_bytes()[7] >> 5 == 1, "the record of the test is not in parts"
+    assert shard.read_bytes()[7] >> 5 == 1, "the test record is not in parts"
     with pytest.raises(NotFlatError, match=rf"record at byte 0 is in 3 parts.* packer convert {shard} --to"):
         packer.index([shard], workers=1)
     out = packer.convert(shard, "tar", tmp_path / "out", run=packer.Run(workers=1)).output
@@ -104,7 +104,8 @@ def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
 
 
 def faces(*, head_first: bool = True, images: int | None = None) -> list[bytes]:
-    """A set as InsightFace's face2rec2.py makes it: images of several labels, the head, a range for each identity."""
+    """A set as InsightFace's face2rec2.py writes it: images with several labels, the head, a range for each
+    identity."""
 
     def without_image(first: float, end: float, number: int = 0) -> bytes:
         return part(struct.pack("<IfQQff", 2, 0, number, 0, first, end))
@@ -142,7 +143,7 @@ def test_a_set_of_insightface_is_adopted_and_converted(tmp_path: Path, head_firs
 
 
 def test_a_set_of_insightface_without_its_idx(tmp_path: Path) -> None:
-    """Its head is known where it is the first record; elsewhere the labels are refused, and the .idx is named."""
+    """The head is recognised as the first record; elsewhere the labels are refused, and the message names the .idx."""
     recordio, options = format_named("recordio"), LocateOptions()
     write(tmp_path / "a.rec", faces(), index=False)
     assert [found.label for found in recordio.locate(tmp_path / "a.rec", options)] == LABELS

@@ -1,5 +1,5 @@
-"""Packing checks images: those that readers could not decode are refused by name, those that they decode in part are
-warned about; and re-encoded ones are upright, with their colours, their depth and unique names."""
+"""Packing checks images: images that readers could not decode are refused by name, partly decodable ones cause a
+warning; re-encoded images are upright, with their colours, their depth and unique names."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def one(tmp_path: Path, data: bytes, **options: Any) -> bytes:
 
 
 # --- refusals and warnings ---------------------------------------------------------------------------------------
-def test_an_image_without_rgb_form_is_refused_or_packed_for_unchanged(tmp_path: Path) -> None:
+def test_an_image_without_an_rgb_form_is_refused_or_packed_for_unchanged(tmp_path: Path) -> None:
     files = {"a.tif": FLOATS, "b.jpg": JPEG}
     with pytest.raises(BadSampleError, match=r"a\.tif: tiff image: holds floating-point samples.*decode='unchanged'"):
         packed(tmp_path, files)
     result, images = packed(tmp_path, files, decode="unchanged", check="decode", overwrite=True)
     assert result.warnings == () and images[0] == FLOATS
-    assert packer.verify(result.output, deep=True).ok, "what is packed for unchanged is checked so"
+    assert packer.verify(result.output, deep=True).ok, "images packed for unchanged are checked for that"
     with readers.open(result.output) as reader:
         assert decode_unchanged(reader.read(0)).dtype == np.float32
     assert packed(tmp_path, files, decode="none", overwrite=True)[1][0] == FLOATS
 
 
-def test_a_set_made_for_rgb_is_checked_as_the_loader_decodes(tmp_path: Path) -> None:
-    """Stray bytes stop simplejpeg, not the loader; 12 bits stop both."""
+def test_a_set_for_rgb_is_checked_by_the_decoder_of_the_loader(tmp_path: Path) -> None:
+    """Stray bytes stop simplejpeg, but not the loader; 12-bit samples stop both."""
     good = encoded(picture(48, 64), "JPEG").replace(b"\xff\xda", b"stray\xff\xda")
     result, (image,) = packed(tmp_path, {"a.jpg": good}, check="decode")
     assert packer.verify(result.output, deep=True).ok
@@ -70,7 +70,7 @@ def test_further_frames_are_counted(kind: str) -> None:
         assert 1 <= frames(data[:cut], media) <= 3
 
 
-def test_a_ring_of_pages_ends() -> None:
+def test_a_cycle_of_pages_ends() -> None:
     data = bytearray(animation("TIFF", 2))
     first = int.from_bytes(data[4:8], "little")
     link = first + 2 + 12 * int.from_bytes(data[first : first + 2], "little")
@@ -78,10 +78,10 @@ def test_a_ring_of_pages_ends() -> None:
     assert frames(bytes(data), "tiff") == 1
 
 
-def test_images_that_are_decoded_in_part_are_warned_about(tmp_path: Path) -> None:
+def test_partly_decodable_images_cause_a_warning(tmp_path: Path) -> None:
     files = {"a.gif": animation("GIF"), "b.tif": animation("TIFF"), "c.png": DEEP["rgb png"][0], "d.png": PNG[:-12]}
     result, images = packed(tmp_path, files | {"e.jpg": JPEG})
-    assert images == [*files.values(), JPEG], "bytes are kept"
+    assert images == [*files.values(), JPEG], "bytes were changed"
     warnings = "\n".join(result.warnings)
     assert "1 image with damage that costs no pixels (the first: d.png)" in warnings
     assert "1 image with more than 8 bits per channel (the first: c.png)" in warnings
@@ -106,7 +106,7 @@ def test_adopted_shards_are_checked_too_and_nothing_is_refused(tmp_path: Path) -
 
 # --- re-encoding -------------------------------------------------------------------------------------------------
 def rotated(medium: str, orientation: int) -> bytes:
-    """Colours that no codec changes much, and another one in each corner."""
+    """Colours that hardly any codec changes, and a different one in each corner."""
     blob, image = exif_blob(orientation), picture(4, 6).resize((56, 40), Image.Resampling.BICUBIC)
     if medium == "jpeg xmp":
         return with_segments(encoded(image, "JPEG", quality=95), XMP_PREFIX + xmp(orientation))
@@ -130,7 +130,7 @@ def test_a_re_encoded_image_is_upright(tmp_path: Path, medium: str, codec: str) 
         expected.thumbnail((24, 24), Image.Resampling.LANCZOS)
         made = one(tmp_path, data, reencode=Reencode(codec, 24, None, 95))
         pixels = decode_image(made)
-        assert pixels.shape[:2] == (expected.height, expected.width), "squashed or lying on its side"
+        assert pixels.shape[:2] == (expected.height, expected.width), "squashed or rotated"
         assert np.abs(pixels.astype(int) - np.asarray(expected)).mean() < 9
         assert read_header(made).orientation == 1
 
@@ -145,7 +145,7 @@ def test_exif_stays_with_every_codec(tmp_path: Path, kind: str, codec: str) -> N
 
 
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_grey_of_16_bits_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
+def test_16_bit_grey_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
     smooth = (np.add.outer(np.arange(40), np.arange(56)) * 680).astype(np.uint16)
     data = encoded(Image.fromarray(smooth), kind)
     kept = decode_unchanged(one(tmp_path, data, reencode=Reencode("png", 28)))
@@ -155,8 +155,8 @@ def test_grey_of_16_bits_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
     assert np.abs(shifted[:, :, 0].astype(int) - (smooth >> 8)).max() <= 4
 
 
-def test_colours_become_rgb_of_8_bits(tmp_path: Path) -> None:
-    """Those of CIELAB, and those of 16 bits in a lossy codec."""
+def test_other_colours_become_8_bit_rgb(tmp_path: Path) -> None:
+    """CIELAB colours, and 16-bit colours in a lossy codec."""
     lab = Image.frombytes("LAB", (50, 40), np.full((40, 50, 3), (150, 30, 220), np.uint8).tobytes())
     data = encoded(lab, "TIFF")
     made = one(tmp_path, data, reencode=Reencode("png"))
@@ -185,7 +185,7 @@ def test_an_image_that_would_lose_more_than_its_size_is_refused(
         one(tmp_path, data, reencode=Reencode(codec, 12))
 
 
-def test_resizing_is_that_of_pillow_and_small_images_keep_their_bytes(tmp_path: Path) -> None:
+def test_resizing_equals_pillow_and_small_images_keep_their_bytes(tmp_path: Path) -> None:
     small = encoded(picture(50, 60), "JPEG")
     x, y = np.meshgrid(np.arange(400), np.arange(300))
     waves = np.stack([127 + 120 * np.sin(x / 40), 127 + 120 * np.cos(y / 30), (x + y) / 3], -1)

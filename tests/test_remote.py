@@ -1,5 +1,5 @@
-"""Packed sets at addresses, read and staged: the bytes, the number of requests, what changes meanwhile, servers that
-fail, and messages that name the cause and the variable that fixes it, and no secret."""
+"""Packed sets at addresses, read and staged: the bytes, the number of requests, changes in between, failing servers,
+and messages that name the cause and the variable that fixes it, and no secret."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def other(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flipped(path: Path, step: int = 0) -> bytes:
-    """The bytes of a file, of which every so many, or the last one, is another."""
+    """The bytes of a file, of which every `step`-th, or the last one, is changed."""
     data = bytearray(path.read_bytes())
     for place in range(0, len(data), step) if step else (-1,):
         data[place] ^= 1
@@ -81,17 +81,19 @@ def flipped(path: Path, step: int = 0) -> bytes:
 
 
 # --- reading --------------------------------------------------------------------------------------------------------
-def test_a_remote_set_is_the_local_one_by_few_requests(address: str, proxy: Proxy, local: Any, place: Any) -> None:
+def test_a_remote_set_equals_the_local_one_with_few_requests(
+    address: str, proxy: Proxy, local: Any, place: Any
+) -> None:
     with readers.open(f"{address}/", "train") as reader:
         opened = len(proxy.log)
-        assert opened == 1 + 15 + 1, "dataset.json, a GET for each column, and a look whether dataset.json is the same"
+        assert opened == 1 + 15 + 1, "dataset.json, a GET for each column, and a check that dataset.json is unchanged"
         assert reader.fingerprint == local.fingerprint and reader[3] == local[3]
         assert len(proxy.gets()) == 1 and len(proxy.log) == opened + 1 and "bytes=" in proxy.log[-1]
         assert reader.byte_range(9) == (f"{address}/{local.split_info.shards[1].path}", *local.byte_range(9)[1:])
         proxy.log.clear()
         backwards = list(range(36))[::-1]
         assert list(map(bytes, reader.read_many(backwards))) == everything(local)[::-1]
-        assert len(proxy.log) == len(reader.split_info.shards) == 5, "neighbours are fetched together"
+        assert len(proxy.log) == len(reader.split_info.shards) == 5, "neighbours were fetched separately"
         some = reader.select(labels=["dog"])
         assert [bytes(data) for data in some.read_many([3, 1])] == [bytes(data) for data in local.read_many([15, 13])]
         with readers.cached(reader, **place) as kept:
@@ -99,22 +101,22 @@ def test_a_remote_set_is_the_local_one_by_few_requests(address: str, proxy: Prox
             proxy.log.clear()
             assert [bytes(data) for data in kept.read_many(range(36))] == everything(local) and proxy.log == []
     with readers.open(address, "train") as reader:
-        assert len(proxy.log) == 1, "the index is here already"
+        assert len(proxy.log) == 1, "a cached index was fetched again"
 
 
-def test_what_is_announced_is_read_once(reader: Any, proxy: Proxy, local: Any) -> None:
+def test_announced_samples_are_read_once(reader: Any, proxy: Proxy, local: Any) -> None:
     proxy.log.clear()
     reader.prefetch(range(0, 36, 2))
     assert list(map(bytes, reader.read_many(range(0, 36, 2)))) == list(map(bytes, local.read_many(range(0, 36, 2))))
-    assert len(proxy.gets()) == 5, "one range a shard, and none again for the reading"
+    assert len(proxy.gets()) == 5, "not one range a shard"
     reader.prefetch([1, 3, 1])
     assert bytes(reader.read(3)) == bytes(local.read(3)) and bytes(reader.read(1)) == bytes(local.read(1))
     assert len(proxy.gets()) == 6
     assert bytes(reader.read(1)) == bytes(local.read(1)) and len(proxy.gets()) == 7
 
 
-def test_what_was_announced_is_bounded(address: str, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above the cap the oldest go; they are read again when they are wanted."""
+def test_announced_samples_are_bounded(address: str, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the cap the oldest samples are dropped; they are fetched again on demand."""
     monkeypatch.setattr("cache.stores.remote._CAP_BYTES", 1)
     monkeypatch.setattr(Ahead.__init__, "__defaults__", (20_000,))
     with readers.open(address, "train") as reader:
@@ -126,7 +128,7 @@ def test_what_was_announced_is_bounded(address: str, local: Any, monkeypatch: py
         assert not held and held._held_bytes == 0 and not held._runs
 
 
-def test_a_loader_asks_ahead_and_once_for_each_sample(address: str, proxy: Proxy, local: readers.Reader) -> None:
+def test_a_loader_requests_each_sample_ahead_and_once(address: str, proxy: Proxy, local: readers.Reader) -> None:
     proxy.delay = 0.02
     with readers.open(address, "train") as reader:
         proxy.log.clear()
@@ -137,20 +139,20 @@ def test_a_loader_asks_ahead_and_once_for_each_sample(address: str, proxy: Proxy
             next(batches)
         asked = len(proxy.gets())
         rest = list(batches)
-        assert len(rest) == 6 and asked == len(proxy.gets()) <= 36, "all of the epoch was asked for by then"
+        assert len(rest) == 6 and asked == len(proxy.gets()) <= 36, "parts of the epoch were not requested yet"
         ranges = [line.split()[1:] for line in proxy.gets()]
         assert len({tuple(one) for one in ranges}) == len(ranges)
     expected = next(iter(ImageLoader(local, 4, seed=1, augment=[RandomResizedCrop(16)])))
     assert (images == expected[0]).all() and (labels == expected[1]).all()
 
 
-def test_a_loader_reads_the_blocks_of_a_woven_order_whole(address: str, proxy: Proxy, local: Any) -> None:
+def test_a_loader_reads_complete_blocks_of_a_woven_order(address: str, proxy: Proxy, local: Any) -> None:
     order = Woven(36, 3, 6, seed=2)
     with readers.open(address, "train") as reader:
         proxy.log.clear()
         came = [labels for _, labels in ImageLoader(reader, 4, order=order, augment=[RandomResizedCrop(16)])]
         visits = np.unique(order.visits(0, np.arange(36)))
-        assert len(proxy.gets()) <= len(visits) + 5, "one a block, and one more where it lies in two shards"
+        assert len(proxy.gets()) <= len(visits) + 5, "more than one GET a block, and one for each shard boundary"
     assert [list(one) for one in came] == [
         local.labels[order.indices(0, np.arange(n, n + 4))].tolist() for n in range(0, 36, 4)
     ]
@@ -161,18 +163,18 @@ def test_a_loader_reads_the_blocks_of_a_woven_order_whole(address: str, proxy: P
         with pytest.warns(UserWarning, match=r"faster is  readers\.order\.woven\(reader, nodes=2\)"):
             list(ImageLoader(reader, 2, order=order, augment=[RandomResizedCrop(16)], ranks=ranks))
         assert sum(map(_range_bytes, proxy.gets())) < sum(local.sizes()), (
-            "blocks of both ranks are read by neither whole"
+            "a block that two ranks share was read completely"
         )
 
 
 @pytest.mark.parametrize("made", [lambda: Woven(36, 3, 6, seed=2), lambda: BlockShuffled(np.arange(0, 37, 3), 2)])
-def test_streams_and_data_sets_read_blocks_whole(address: str, proxy: Proxy, local: Any, made: Any) -> None:
+def test_streams_and_data_sets_read_complete_blocks(address: str, proxy: Proxy, local: Any, made: Any) -> None:
     order = made()
     expected = [bytes(local.read(i)) for i in order.indices(1, np.arange(36)).tolist()]
     with readers.open(address, "train") as reader:
         proxy.log.clear()
         assert [bytes(data) for data in reader.stream(order, epoch=1)] == expected
-        assert len(proxy.gets()) <= 26, "12 blocks, of which the ends of the epoch cut some"
+        assert len(proxy.gets()) <= 26, "12 blocks, some of which are cut at the ends of the epoch"
         dataset = ImageDataset(reader, decode=None, fields=["image"])
         sampler = EpochSampler(order, dataset)
         sampler.set_epoch(1)
@@ -192,11 +194,12 @@ def test_each_worker_announces_its_own_batches(address: str, proxy: Proxy, local
             proxy.log.clear()
             came = [item for batch in DataLoader(stream, None, num_workers=2) for (item,) in batch]
             assert came == [bytes(local.read(i)) for i in order.indices(0, np.arange(begin, 36)).tolist()]
-            assert len(proxy.gets()) < 30, "blocks are fetched whole, by one worker"
+            assert len(proxy.gets()) < 30, "a block was fetched in parts or by several workers"
 
 
-def test_what_is_left_of_announced_samples_is_dropped(address: str, local: Any) -> None:
-    """Samples that a resumed epoch has done are not announced, and those of a loop that ended early do not stay."""
+def test_unused_announced_samples_are_dropped(address: str, local: Any) -> None:
+    """Samples before the position of a resumed epoch are not announced, and those of a loop that ended early are
+    dropped."""
     order = Woven(36, 3, 6, seed=2)
     with readers.open(address, "train") as reader:
         loader = ImageLoader(reader, 4, order=order, augment=[RandomResizedCrop(16)])
@@ -210,7 +213,7 @@ def test_what_is_left_of_announced_samples_is_dropped(address: str, local: Any) 
             reader.prefetch([i])
             reader.read(i)
         reader.prefetch([30])
-        assert list(held._of) == [key for key in held._of if len(held._runs) == 1], "more was read than is kept"
+        assert list(held._of) == [key for key in held._of if len(held._runs) == 1], "dropped samples stay in memory"
 
 
 def _range_bytes(line: str) -> int:
@@ -236,7 +239,7 @@ class _Shares(Dataset[int]):
 
 
 def test_a_forked_child_meets_the_same_errors(reader: Any, proxy: Proxy) -> None:
-    """And gets what its parent has announced."""
+    """The child also gets the samples that its parent has announced."""
     expected = bytes(reader.read(0))
     reader.prefetch([3, 4, 5])
 
@@ -250,8 +253,8 @@ def test_a_forked_child_meets_the_same_errors(reader: Any, proxy: Proxy) -> None
     assert len(reader.read(5)) > 0
 
 
-def test_forked_children_read_by_themselves(reader: Any, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also children of theirs, while threads of the parent read, and after a closed connection."""
+def test_forked_children_read_independently(reader: Any, local: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also grandchildren, while threads of the parent read, and after a closed connection."""
     expected = [bytes(local.read(i)) for i in range(12)]
 
     def child() -> None:
@@ -283,7 +286,7 @@ def test_forked_children_read_by_themselves(reader: Any, local: Any, monkeypatch
 def test_pickled_without_the_index(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: Path, local: Any
 ) -> None:
-    """As on another machine: it is fetched again; but not another set."""
+    """As on another machine: the index is fetched again; the index of another set is refused."""
     with readers.open(address, "train") as reader:
         data = pickle.dumps(reader)
     assert len(data) < 8000 and b"not-a-secret" not in data
@@ -298,7 +301,7 @@ def test_pickled_without_the_index(
         pickle.loads(data)
 
 
-def test_where_the_index_goes(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_of_the_cached_index(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a file").touch()
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "a file"))
     with pytest.raises(readers.OutputError, match="PACKER_CACHE_DIR"):
@@ -310,7 +313,7 @@ def test_where_the_index_goes(address: str, tmp_path: Path, monkeypatch: pytest.
         assert sorted(path.name for path in reader.path.iterdir()) == [".lock", "dataset.json", "train.index"]
 
 
-def test_what_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_that_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for options, kind, message in [
         ({"backend": "mmap"}, ValueError, "backend 'mmap' is for local sets"),
         ({"fallback": address}, ValueError, "fallback is for local copies"),
@@ -334,7 +337,7 @@ def test_what_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
         readers.open(f"s3://{BUCKET}/other")
 
 
-# --- what changes meanwhile -----------------------------------------------------------------------------------------
+# --- concurrent changes ---------------------------------------------------------------------------------------------
 def test_a_changed_set_has_another_index(address: str, other: Path) -> None:
     with readers.open(address, "train") as old:
         put_files(other, address)
@@ -366,8 +369,8 @@ def test_a_shard_that_changes_while_it_is_read(reader: Any, address: str, packed
 
 
 @pytest.mark.parametrize("state", ["under way", "done"])
-def test_samples_of_a_replaced_set_are_not_bad_ones(reader: Any, address: str, packed: Path, state: str) -> None:
-    """Shards of the same sizes, of which this process has not seen one."""
+def test_samples_of_a_replaced_set_are_not_bad_samples(reader: Any, address: str, packed: Path, state: str) -> None:
+    """Shards of the same sizes, one of which this process has not opened before."""
     name = "train-000000.tar"
     changed = flipped(packed / name, 1)
     text = json.loads((packed / "dataset.json").read_text())
@@ -382,7 +385,7 @@ def test_samples_of_a_replaced_set_are_not_bad_ones(reader: Any, address: str, p
     for read in (lambda: reader.read(1), lambda: reader.read_many([1]), lambda: dataset[1]):
         with pytest.raises(readers.StaleIndexError, match=message):
             read()
-    assert len(reader.read(9)) > 0, "of a shard that is the same"
+    assert len(reader.read(9)) > 0, "a sample of an unchanged shard"
 
 
 def test_a_set_that_changes_while_it_is_opened(address: str, tmp_path: Path) -> None:
@@ -416,11 +419,11 @@ def test_a_set_that_changes_while_it_is_opened(address: str, tmp_path: Path) -> 
     ],
     ids=lambda fault: f"{fault.kind}-{fault.status}",
 )
-def test_faults_that_pass(fault: Fault, reader: Any, proxy: Proxy, local: Any) -> None:
+def test_temporary_faults(fault: Fault, reader: Any, proxy: Proxy, local: Any) -> None:
     times = fault.times
     proxy.faults.append(fault)
     assert bytes(reader.read(3)) == bytes(local.read(3)) and fault.times == 0
-    if fault.kind == "stall":  # it costs seconds
+    if fault.kind == "stall":  # costs seconds
         return
     fault.times = times
     assert list(map(bytes, reader.read_many([9, 1]))) == list(map(bytes, local.read_many([9, 1])))
@@ -443,7 +446,7 @@ def test_faults_that_pass(fault: Fault, reader: Any, proxy: Proxy, local: Any) -
     ],
     ids=lambda value: f"{value.kind}-{value.status}" if isinstance(value, Fault) else "",
 )
-def test_faults_that_stay(
+def test_permanent_faults(
     fault: Fault, kind: type[Exception], message: str, proxy: Proxy, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message names the object and the range; the reader works again afterwards."""
@@ -481,7 +484,7 @@ def test_faults_while_opening(what: str, address: str, proxy: Proxy, tmp_path: P
 
 
 def test_a_hostile_index(address: str, tmp_path: Path) -> None:
-    """Of the wrong length, no array at all, too large, missing: the set cannot be opened, and nothing is kept."""
+    """Wrong length, not an array, too large, missing: the set cannot be opened, and no file is kept."""
     remote = Remote(address)
     good, _ = remote.whole("train.index/label.npy", 1 << 20)
     for bad, message in [
@@ -502,7 +505,7 @@ def test_a_hostile_index(address: str, tmp_path: Path) -> None:
 
 
 def test_a_server_that_sends_too_much_or_too_little(reader: Any, proxy: Proxy, address: str) -> None:
-    """What is collected is bounded by the range, not by what the server says."""
+    """The memory is bounded by the range, not by the length that the server states."""
     fault = Fault("flood", times=99)
     proxy.faults.append(fault)
     with pytest.raises(readers.RemoteError, match=r"sends more than the [\d,]+ bytes that were requested"):
@@ -529,7 +532,7 @@ def test_a_web_server_without_ranges(packed: Path, tmp_path: Path, monkeypatch: 
 
 
 def test_a_web_server_without_etags(packed: Path, local: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes and checksums must do, and a body that breaks off is requested again."""
+    """Sizes and checksums are used instead, and an interrupted body is requested again."""
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PACKER_REMOTE_TIMEOUT", "2")
     with closing(FileServer(packed.parent, etags=False)) as server, closing(Proxy(server.address)) as proxy:
@@ -550,7 +553,7 @@ def test_staging_the_whole_set(address: str, packed: Path, proxy: Proxy, tmp_pat
     with (staging := readers.stage(address, tmp_path)) as copy:
         assert data_of(copy) == staged_files_of(packed)
         assert staging.counts.copied == len(staged_files_of(packed))
-        assert len(proxy.gets(r"\.tar")) == 7, "one GET a shard"
+        assert len(proxy.gets(r"\.tar")) == 7, "not one GET a shard"
     proxy.log.clear()
     with (staging := readers.stage(address, tmp_path)) as again:
         assert again == copy and staging.counts.copied == 0 and len(proxy.log) == 1
@@ -563,14 +566,14 @@ def test_staging_the_whole_set(address: str, packed: Path, proxy: Proxy, tmp_pat
     assert [copy.path for copy in packer.clean_staged(address, tmp_path).removed] == [str(second)]
 
 
-def test_part_of_it_with_the_address_behind(
+def test_staging_a_part_with_the_address_as_fallback(
     address: str, packed: Path, local: Any, proxy: Proxy, tmp_path: Path, other: Path
 ) -> None:
     copy = staged(packed, tmp_path, part=(1, 2), splits=("train",))
     assert not (copy / "train-000000.tar").exists() and (copy / "train-000004.tar").exists()
     with readers.open(copy, "train", fallback=address, patience_seconds=1000) as reader:
-        assert proxy.log == [], "nothing is asked of the source before a shard is missing"
-        assert everything(reader) == everything(local), "nothing waits for the other half, which does not arrive"
+        assert proxy.log == [], "a request before any shard was missing"
+        assert everything(reader) == everything(local), "samples of the other half differ"
         assert {line.split()[1][-16:] for line in proxy.gets()} == {"train-000000.tar", "train-000001.tar"}
         counted = reader.store.stats()
         assert counted.local + counted.source == 36 and counted.local > 0 < counted.source
@@ -582,7 +585,7 @@ def test_part_of_it_with_the_address_behind(
 
 
 def test_staging_in_the_order_of_training(address: str, local: Any, proxy: Proxy, tmp_path: Path) -> None:
-    """Everything is fetched once: reads wait for the shard and fetch no samples of it."""
+    """Every byte is fetched once: reads wait for the shard and fetch no samples of it."""
     order = staged_first(local.split_info, seed=5)
     with (
         readers.stage(address, tmp_path, splits=("train",), background=True, order=order) as copy,
@@ -592,7 +595,7 @@ def test_staging_in_the_order_of_training(address: str, local: Any, proxy: Proxy
         reader.prefetch(indices)
         assert [bytes(reader.read(i)) for i in indices] == [bytes(local.read(i)) for i in indices]
         assert pickle.loads(pickle.dumps(reader)).store.source.patience_seconds == 60
-    assert len(proxy.gets(r"train-.*\.tar")) == 5, "one GET a shard"
+    assert len(proxy.gets(r"train-.*\.tar")) == 5, "not one GET a shard"
 
 
 @pytest.mark.parametrize(
@@ -601,7 +604,7 @@ def test_staging_in_the_order_of_training(address: str, local: Any, proxy: Proxy
 def test_staging_through_faults(
     fault: Fault, message: str, address: str, packed: Path, proxy: Proxy, tmp_path: Path
 ) -> None:
-    """Whole files stay, and the same call continues with the rest once the server is well, or well again meanwhile."""
+    """Complete files stay, and the same call continues with the rest once the server works again, also in between."""
     fault.where, fault.times = "train-000003", 99
     proxy.faults.append(fault)
     with pytest.raises(readers.StagingError, match=message) as caught:
@@ -609,18 +612,19 @@ def test_staging_through_faults(
     assert f"{address}/train-000003.tar" in str(caught.value) and "bytes 0 to" in str(caught.value)
     store = next(tmp_path.glob("packer-staged-*"))
     assert {path.name for path in store.rglob("*.tar")} == {f"train-00000{i}.tar" for i in range(3)}
-    assert not list(store.rglob("part-*")) and not list(store.rglob("dataset.json")), "nothing half-copied looks whole"
+    assert not list(store.rglob("part-*")) and not list(store.rglob("dataset.json")), "a partial copy looks complete"
     proxy.heal()
     proxy.faults.append(Fault("truncate", times=2))
     with (staging := readers.stage(address, tmp_path)) as copy:
         assert data_of(copy) == staged_files_of(packed) and staging.counts.found >= 3
-    assert proxy.faults[0].times == 0 and not any("train-000000" in line for line in proxy.gets()), "fetched once"
+    assert proxy.faults[0].times == 0 and not any("train-000000" in line for line in proxy.gets()), "fetched twice"
 
 
 def test_staging_objects_that_change(
     address: str, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A large one goes in parts of one object; one that was replaced before has not the checksum of dataset.json."""
+    """A large object is copied in parts of one version; an object replaced before has another checksum than
+    dataset.json."""
     monkeypatch.setattr(staging_remote, "_GET_BYTES", 4096)
     assert data_of(staged(address, tmp_path / "good")) == staged_files_of(packed)
     size = (packed / "train-000000.tar").stat().st_size
@@ -665,7 +669,7 @@ def test_the_commands_for_reading(address: str, packed: Path, tmp_path: Path) ->
 # --- TLS and credentials --------------------------------------------------------------------------------------------
 @pytest.fixture
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """No credentials, no proxies, little patience; sets variables of the environment."""
+    """No credentials, no proxies, short timeouts; sets environment variables."""
     for name in list(os.environ):
         if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "PACKER_")) or name.lower().endswith("_proxy"):
             monkeypatch.delenv(name)
@@ -683,7 +687,7 @@ KEYS = {"ACCESS_KEY_ID": "test", "SECRET_ACCESS_KEY": "not-a-secret", "REGION": 
 
 @pytest.fixture
 def serving(packed: Path, certificates: Path) -> Iterator[Callable[[str], str]]:
-    """Serves the folder above `packed` with a certificate of that name ("": without TLS); returns host and port."""
+    """Serves the folder above `packed` with the certificate of that name ("": without TLS); returns host and port."""
     servers: list[FileServer] = []
 
     def serve(name: str) -> str:
@@ -708,7 +712,7 @@ def test_a_root_certificate_is_a_path_or_text(
     with readers.open(f"https://{host}/set", "train") as reader:
         assert bytes(reader.read(3)) == bytes(local.read(3))
     bare("AWS_", **KEYS, ENDPOINT_URL=f"https://{host}")
-    with pytest.raises(MissingError):  # it speaks HTTP through TLS, and has no such bucket
+    with pytest.raises(MissingError):  # the server speaks HTTP over TLS, and has no such bucket
         Remote("s3://bucket/nothing").head("a")
 
 
@@ -725,7 +729,7 @@ def test_a_root_certificate_is_a_path_or_text(
         ("https", "", True, "the server does not speak TLS; check the port"),
     ],
 )
-def test_failures_of_tls_say_so(
+def test_failures_of_tls_are_named(
     bare: Any, serving: Any, certificates: Path, scheme: str, certificate: str, trusted: bool, message: str
 ) -> None:
     host = serving(certificate)
@@ -815,7 +819,7 @@ def test_variables_that_are_not_valid_are_named(
     ],
 )
 def test_messages_name_the_variables_of_the_kind_of_store(scheme: str, own: str, others: tuple[str, ...]) -> None:
-    """Without any, obstore asks the services that machines of a cloud have, of which the user has asked nothing."""
+    """Without variables, obstore queries the metadata services of clouds, which the user has not asked for."""
     for kind, says in [
         ("GenericError", "Error performing PUT http://169.254.169.254/latest/api/token in 1ms"),
         ("GenericError", "Error performing PUT http://metadata.google.internal/x in 1ms - Server returned 403"),
@@ -889,10 +893,10 @@ def test_a_session_token_follows_no_redirect(bare: Any) -> None:
     seen: list[str] = []
 
     class Redirecting(BaseHTTPRequestHandler):
-        """Sends everybody to another name of its host; what arrives there is in `seen`."""
+        """Redirects every request to another name of its host; requests that arrive there are in `seen`."""
 
         def log_message(self, format: str, *arguments: object) -> None:
-            """Silent."""
+            """Log nothing."""
 
         def do_HEAD(self) -> None:
             there = self.headers["Host"].startswith("localhost")
@@ -911,7 +915,7 @@ def test_a_session_token_follows_no_redirect(bare: Any) -> None:
         bare("AWS_", **KEYS, ENDPOINT_URL=f"http://127.0.0.1:{server.server_address[1]}", ALLOW_HTTP="true")
         with pytest.raises(MissingError):
             Remote("s3://bucket/set").head("a")
-        assert seen and not any("authorization" in headers for headers in seen), "without a token it is followed"
+        assert seen and not any("authorization" in headers for headers in seen), "redirect not followed"
         seen.clear()
         bare("AWS_", SESSION_TOKEN="a-token")
         with pytest.raises(DeniedError, match="redirects to another host, which must not get the session token"):

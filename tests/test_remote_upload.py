@@ -24,7 +24,7 @@ from cache.remote import CRC_ATTRIBUTE, ObjectStore, Remote
 
 @pytest.fixture
 def target(proxy: Proxy, request: pytest.FixtureRequest) -> str:
-    """A free address."""
+    """An unused address."""
     return f"s3://{BUCKET}/{request.node.name.replace('[', '-').replace(']', '')}/set"
 
 
@@ -69,7 +69,7 @@ class Recorder:
 
 
 def test_an_interrupted_upload_is_resumed(target: str, packed: Path, proxy: Proxy) -> None:
-    """Progress counts the bytes of this run only: those of an earlier one would make impossible rates."""
+    """Progress counts the bytes of this run only: bytes of an earlier run would give impossible rates."""
     proxy.faults.append(Fault("status", where="^PUT .*train-000003", times=99))
     with pytest.raises(readers.RemoteError, match=r"train-000003.tar \(PUT\)"):
         packer.upload(packed, target)
@@ -84,11 +84,11 @@ def test_an_interrupted_upload_is_resumed(target: str, packed: Path, proxy: Prox
     left = sum(len(data) for path, data in files_of(packed).items() if path not in sent and path != "dataset.json")
     assert 0 < left == recorder.total == recorder.done == done.sent_bytes
     packer.upload(packed, target, watcher=recorder)
-    assert (recorder.total, recorder.done) == (0, 0), "nothing was left to send"
+    assert (recorder.total, recorder.done) == (0, 0), "bytes were left to send"
 
 
-def test_faults_that_pass(target: str, packed: Path, proxy: Proxy) -> None:
-    """Also where the answer to the commit is lost: the retry finds the same dataset.json there."""
+def test_temporary_faults_of_an_upload(target: str, packed: Path, proxy: Proxy) -> None:
+    """Also where the answer to the commit is lost: the retry finds the same dataset.json."""
     proxy.faults += [Fault("status", where="^PUT .*train-0", times=2, status=503), Fault("reset", where="^PUT .*val-0")]
     proxy.faults.append(Fault("reset-body", where="^PUT .*dataset.json"))
     packer.upload(packed, target)
@@ -101,7 +101,7 @@ def other(packed: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return packer.convert(packed, to="tar", output=out, run=packer.Run(workers=1), shards=shards).output
 
 
-def test_another_set_is_there(target: str, packed: Path, other: Path, proxy: Proxy) -> None:
+def test_another_set_at_the_address(target: str, packed: Path, other: Path, proxy: Proxy) -> None:
     packer.upload(packed, target)
     with pytest.raises(readers.OutputError, match="holds another set; pass overwrite=True"):
         packer.upload(other, target)
@@ -110,7 +110,7 @@ def test_another_set_is_there(target: str, packed: Path, other: Path, proxy: Pro
     done = packer.upload(other, target, overwrite=True)
     assert there(target) == files_of(other) and done.removed > 0
     writes = [line.split()[1].rpartition("/")[2] for line in proxy.log if line.startswith(("PUT", "POST", "DELETE"))]
-    assert "delete" in writes[0] or proxy.log[0].startswith("DELETE"), "a half replaced set is not a set"
+    assert "delete" in writes[0] or proxy.log[0].startswith("DELETE"), "a partly replaced set is not a set"
     assert writes.index("dataset.json") > max(i for i, name in enumerate(writes) if name.startswith("train-"))
 
 
@@ -124,7 +124,7 @@ def test_foreign_objects_stay(target: str, packed: Path, proxy: Proxy) -> None:
 
 
 def test_two_uploads_to_one_address(target: str, packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second one commits while the first is about to."""
+    """The second upload commits just before the commit of the first."""
     text, put = (other / "dataset.json").read_bytes(), ObjectStore.put
 
     def commit_before(self: Any, path: str, content: Any, **options: Any) -> None:
@@ -149,10 +149,10 @@ def test_large_files_go_in_parts(target: str, packed: Path, tmp_path: Path, prox
     assert Remote(target).head("large")[1][CRC_ATTRIBUTE] == "00000005"
 
 
-def test_what_is_damaged_is_not_committed(
+def test_damaged_files_are_not_committed(
     target: str, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On the way, or here."""
+    """Damaged in transit, or on this machine."""
     put = ObjectStore.put
 
     def replace_after(self: Any, path: str, content: Any, **options: Any) -> None:
@@ -182,7 +182,7 @@ def folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def test_a_web_server(folder: tuple[Path, str], packed: Path, tree: Path, tmp_path: Path) -> None:
-    """Checksums cannot be stored there, so files are read back."""
+    """The server stores no checksums, so files are read back."""
     served, url = folder
     done = packer.upload(packed, url)
     assert files_of(served) == files_of(packed) and done.sent == len(files_of(packed)) - 1
@@ -198,13 +198,13 @@ def test_a_web_server(folder: tuple[Path, str], packed: Path, tree: Path, tmp_pa
     assert repaired.sent == 1 and files_of(served) == files_of(packed)
     run, shards = packer.Run(workers=1, work=tmp_path / "work"), packer.Shards(samples=100)
     made = packer.convert(tree, "tar", url, overwrite=True, run=run, shards=shards)
-    assert made.output == url and files_of(served) == files_of(tmp_path / "work"), "what the old set had more is gone"
+    assert made.output == url and files_of(served) == files_of(tmp_path / "work"), "files of the old set stay"
 
 
-def test_a_web_server_that_does_otherwise(
+def test_a_web_server_that_misbehaves(
     folder: tuple[Path, str], packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes no files, has no such folder, or changes what it gets."""
+    """The server accepts no files, has no such folder, or changes the data."""
     served, url = folder
     server = FileServer(tmp_path)
     with contextlib.closing(server), pytest.raises(readers.RemoteError, match=r"PUT.*405"):
@@ -226,7 +226,7 @@ def test_a_web_server_that_does_otherwise(
 def test_convert_to_an_address(
     target: str, tree: Path, packed: Path, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Resumed after failed uploads, of which no message advises to replace what is at the address."""
+    """Resumed after failed uploads; no message advises to replace the objects at the address."""
     monkeypatch.chdir(tmp_path)
 
     def convert(samples: int = 8, to: str = "tar", overwrite: bool = False, **run: Any) -> Any:
@@ -241,7 +241,7 @@ def test_convert_to_an_address(
         (kept,) = tmp_path.glob(".packer-upload*")
         times.append((kept / "train-000000.tar").stat().st_mtime_ns)
         proxy.heal()
-    assert times[0] == times[1], "what is whole is not made again"
+    assert times[0] == times[1], "a complete shard was made again"
     message = rf"remove {kept.name}, or name another directory with work=DIR \(overwrite=True would also replace"
     with pytest.raises(readers.OutputError, match=message) as caught:
         convert(9)

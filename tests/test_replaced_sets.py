@@ -1,4 +1,5 @@
-"""A set that is replaced under its readers: an error that says so and when to open it again, not advice to rebuild."""
+"""A set that is replaced under its readers: the error says so and when to open the set again, without advice to
+rebuild."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ AGAIN = r"open it again when"
 
 @pytest.fixture(scope="module")
 def base(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two sets of the same splits, the other one with fewer samples; and twins in tar and HDF5. Not to be changed."""
+    """Two sets of the same splits, the other one with fewer samples; and twins in tar and HDF5. Tests may not change
+    them."""
     base = tmp_path_factory.mktemp("replaced")
     few = Path(shutil.copytree(tree, base / "few"))
     for path in sorted((few / "train" / "cat").iterdir())[:5]:
@@ -58,7 +60,7 @@ def other(base: Path) -> Path:
 
 @pytest.fixture
 def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[str]]:
-    """System calls of these names fail as on NFS after the server's file was replaced."""
+    """System calls of these names fail as on NFS after the file was replaced on the server."""
     broken: set[str] = set()
 
     def replaced(name: str, real: Callable[..., Any]) -> Callable[..., Any]:
@@ -93,7 +95,7 @@ def test_a_stale_handle_says_that_the_set_changed(packed: Path, stale: set[str],
                 call(reader)
             assert isinstance(caught.value, readers.PackerError) and "packer index" not in str(caught.value)
             stale.clear()
-            assert len(reader.read(3)) > 0, "the reader works again"
+            assert len(reader.read(3)) > 0, "the reader does not work again"
 
 
 def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,10 +110,10 @@ def test_other_failures_of_a_read_name_the_shard(packed: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("state", ["under way", "done"])
 def test_reading_a_set_while_it_is_replaced(packed: Path, other: Path, state: str) -> None:
-    """The advice to rebuild the index would spoil the new set."""
+    """The advice to rebuild the index would damage the new set."""
     with readers.open(packed, "train") as reader:
         replace(packed, other)
-        assert len(reader.labels) == 36, "labels of the new set"
+        assert len(reader.labels) == 36, "labels are those of the new set"
         if state == "under way":
             (packed / "dataset.json").unlink()
         with pytest.raises(StaleIndexError, match=f"(has been replaced|is being replaced).*{AGAIN}") as caught:
@@ -123,7 +125,7 @@ def test_reading_a_set_while_it_is_replaced(packed: Path, other: Path, state: st
 def test_opening_a_set_while_it_is_replaced(
     packed: Path, other: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
-    """dataset.json was read before, the index after the replacement."""
+    """dataset.json was read before the replacement, the index after it."""
     opened = readers.table.open_regular
 
     def meanwhile(path: Path) -> Any:
@@ -152,7 +154,8 @@ SAMPLES = 20
 
 
 def shades(root: Path, first: int) -> Path:
-    """20 images of one size and one grey each; those of the class "b" are the bright ones of `first` 0, else of 1."""
+    """20 images of one size, each in one grey; the bright ones are those of class "b" if `first` is 0, else those of
+    "a"."""
     for number in range(SAMPLES):
         bright = (number % 2 + first) % 2
         path = root / "train" / "ab"[number % 2] / f"{number:02d}.bmp"
@@ -175,13 +178,13 @@ IN_HDF5_TOO = pytest.mark.parametrize("twins", ["tar", "hdf5"], indirect=True)
 
 
 def is_right(data: Any, label: int) -> bool:
-    """Whether an image has the brightness that its label stands for in the first of the twins."""
+    """Whether the brightness of an image matches its label in the first of the twins."""
     return (int(np.asarray(Image.open(io.BytesIO(bytes(data))))[0, 0, 0]) >= 200) == bool(label)
 
 
 @IN_HDF5_TOO
 @pytest.mark.parametrize(("backend", "reads"), [("pread", "read"), ("mmap", "read_many")])
-def test_no_sample_of_a_replaced_set_is_taken_for_one_of_the_set_that_was_opened(
+def test_no_sample_of_the_new_set_is_returned_for_the_opened_set(
     twins: tuple[Path, Path], backend: Any, reads: str
 ) -> None:
     packed, other = twins
@@ -189,7 +192,7 @@ def test_no_sample_of_a_replaced_set_is_taken_for_one_of_the_set_that_was_opened
         reader.read(0)
         replace(packed, other)
         read = reader.read if reads == "read" else lambda index: reader.read_many([index])[0]
-        assert all(is_right(read(index), label) for index, label in enumerate(reader.labels[:4])), "open since before"
+        assert all(is_right(read(index), label) for index, label in enumerate(reader.labels[:4])), "of an open shard"
         for index in range(4, SAMPLES):
             with pytest.raises(StaleIndexError, match=rf"^{packed}: the set has been replaced.*{AGAIN}.*train-\d+"):
                 read(index)
@@ -198,7 +201,7 @@ def test_no_sample_of_a_replaced_set_is_taken_for_one_of_the_set_that_was_opened
 
 
 @pytest.mark.parametrize("state", ["under way", "done"])
-def test_an_unpickled_reader_is_of_the_set_that_was_opened_or_an_error(twins: tuple[Path, Path], state: str) -> None:
+def test_an_unpickled_reader_reads_the_opened_set_or_raises(twins: tuple[Path, Path], state: str) -> None:
     packed, other = twins
     with readers.open(packed) as reader:
         pickled = pickle.dumps(reader)
@@ -223,7 +226,7 @@ def test_a_forked_reader_notices_that_the_set_was_replaced(twins: tuple[Path, Pa
         in_child(read)
 
 
-def test_a_cache_hands_out_what_it_holds_and_takes_nothing_of_another_set(twins: tuple[Path, Path]) -> None:
+def test_a_cache_returns_its_samples_and_stores_none_of_another_set(twins: tuple[Path, Path]) -> None:
     packed, other = twins
     with readers.open(packed) as reader:
         fingerprint = reader.fingerprint
@@ -244,7 +247,7 @@ def test_a_cache_hands_out_what_it_holds_and_takes_nothing_of_another_set(twins:
 def test_a_replaced_set_is_never_a_bad_sample(
     packed: Path, other: Path, twins: tuple[Path, Path], is_read: bool, consumer: str, on_error: Any
 ) -> None:
-    """Also where it is written over in place, as `cp -r` does: what is read of open shards is no image then."""
+    """Also if the files are overwritten in place, as by `cp -r`: then the bytes of open shards are not images."""
     packed, other = (packed, other) if is_read else twins
     reader = readers.open(packed, "train")
     if is_read:
@@ -270,8 +273,8 @@ def train(consumer: str, reader: Reader, on_error: Any) -> None:
         list(ImageStream(dataset, EpochSampler(Sequential(len(reader))), 4, collate=list))
 
 
-def test_a_shard_in_the_place_of_another_is_not_read(twins: tuple[Path, Path]) -> None:
-    """dataset.json has not changed, nor have sizes."""
+def test_a_shard_in_place_of_another_is_not_read(twins: tuple[Path, Path]) -> None:
+    """dataset.json and the sizes are unchanged."""
     packed, other = twins
     shard = sorted(path.name for path in packed.glob("train-*") if path.is_file())[2]
     with readers.open(packed) as reader:
@@ -281,7 +284,7 @@ def test_a_shard_in_the_place_of_another_is_not_read(twins: tuple[Path, Path]) -
         assert is_right(reader.read(4), reader.labels[4])
 
 
-def test_a_damaged_sample_does_not_make_another_shard_and_what_is_whole_can_be_read(
+def test_a_damaged_sample_is_not_a_replaced_shard_and_intact_samples_can_be_read(
     twins: tuple[Path, Path], tmp_path: Path
 ) -> None:
     packed, _ = twins
@@ -291,7 +294,7 @@ def test_a_damaged_sample_does_not_make_another_shard_and_what_is_whole_can_be_r
             with open(path, "r+b") as file:
                 file.seek(offset)
                 file.write(bytes(length))
-            if (path, offset, length) == ranges[0]:  # of four samples in the shard
+            if (path, offset, length) == ranges[0]:  # four samples in the shard
                 assert is_right(reader.read(4), reader.labels[4]) and not any(reader.read(7))
     with readers.open(packed) as reader, pytest.raises(StaleIndexError, match="not the shard that was indexed"):
         reader.read(4)
@@ -303,7 +306,7 @@ def test_a_damaged_sample_does_not_make_another_shard_and_what_is_whole_can_be_r
     assert (saved.samples, saved.left_out) == (SAMPLES - 3, {"skipped": 3})
 
 
-# --- what is still the same set -----------------------------------------------------------------------------------
+# --- sets that count as unchanged ---------------------------------------------------------------------------------
 def copied(packed: Path) -> None:
     shutil.copytree(packed, packed.with_name("again"))
     shutil.rmtree(packed)
@@ -346,7 +349,7 @@ SAME: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("change", SAME)
-def test_a_set_that_was_moved_or_changed_is_read_as_it_was(twins: tuple[Path, Path], change: str) -> None:
+def test_a_moved_or_changed_set_is_read_in_its_old_state(twins: tuple[Path, Path], change: str) -> None:
     packed, _ = twins
     with readers.open(packed) as reader:
         pickled, labels, images = pickle.dumps(reader), reader.labels.tolist(), list(map(bytes, reader.stream()))
@@ -360,7 +363,7 @@ def test_a_set_that_was_moved_or_changed_is_read_as_it_was(twins: tuple[Path, Pa
             assert bytes(one.read(SAMPLES - 1)) == images[-1]
 
 
-def test_a_shard_that_was_pruned_is_of_a_set_that_is_no_longer_there(twins: tuple[Path, Path]) -> None:
+def test_a_pruned_shard_is_reported_as_that_of_a_replaced_set(twins: tuple[Path, Path]) -> None:
     packed, _ = twins
     with readers.open(packed) as reader:
         resharded(packed)
@@ -369,7 +372,7 @@ def test_a_shard_that_was_pruned_is_of_a_set_that_is_no_longer_there(twins: tupl
             reader.read(9)
 
 
-def test_a_copy_of_a_replaced_set_is_read_as_far_as_it_goes(twins: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_partial_copy_of_a_replaced_set_is_read_as_far_as_possible(twins: tuple[Path, Path], tmp_path: Path) -> None:
     packed, other = twins
     copy = tmp_path / "copy"
     shutil.copytree(packed, copy, ignore=shutil.ignore_patterns("*00003*"))
@@ -380,8 +383,8 @@ def test_a_copy_of_a_replaced_set_is_read_as_far_as_it_goes(twins: tuple[Path, P
             reader.read(13)
 
 
-def test_a_table_makes_no_set_of_a_replaced_one(twins: tuple[Path, Path], tmp_path: Path) -> None:
-    """Rows of the old index would be those of shards of the new set."""
+def test_a_table_of_a_replaced_set_makes_no_set(twins: tuple[Path, Path], tmp_path: Path) -> None:
+    """Rows of the old index would refer to shards of the new set."""
     packed, other = twins
     table = packer.table(packed)
     replace(packed, other)
@@ -391,7 +394,7 @@ def test_a_table_makes_no_set_of_a_replaced_one(twins: tuple[Path, Path], tmp_pa
 
 
 def test_opening_a_set_looks_at_no_shard(twins: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """A set may have ten thousand of them."""
+    """A set may have ten thousand shards."""
     seen: list[str] = []
 
     def noting(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -409,6 +412,6 @@ def test_opening_a_set_looks_at_no_shard(twins: tuple[Path, Path], monkeypatch: 
 
 
 def replace(packed: Path, other: Path) -> None:
-    """As  packer convert --overwrite  does: what is there goes first, dataset.json comes last."""
+    """Replace a set as  packer convert --overwrite  does: old files are removed first, dataset.json is written last."""
     shutil.rmtree(packed)
     shutil.copytree(other, packed)

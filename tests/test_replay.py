@@ -1,4 +1,5 @@
-"""`readers.replay` and `packer replay`: every step is what was trained on, by every kind of loader, across resumes."""
+"""`readers.replay` and `packer replay`: every replayed step equals the trained one, for every kind of loader, across
+resumes."""
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def trained(
     reader: Any, kind: str, state: Any, world: int, batch: int, order: Any = None, **options: Any
 ) -> Iterator[tuple[list[Any], Any]]:
-    """Each step: the batch of every rank, and the state behind it."""
+    """Each step: the batch of every rank, and the state after it."""
     order = order or Shuffled(COUNT, 3)
     name, workers = ("loader", 0) if kind == "loader" else (kind[:-2], int(kind[-1]))
     places, loaders = [], []
@@ -107,7 +108,7 @@ def trained(
 
 
 def chain(reader: Any, kind: str, runs: Any = RUNS, **options: Any) -> tuple[list[list[Any]], list[Any]]:
-    """The samples of runs that continue each other, and the state at the end of each."""
+    """The samples of runs that continue one another, and the state at the end of each."""
     steps: list[list[Any]] = []
     states: list[Any] = [None]
     for world, batch, count in runs:
@@ -131,9 +132,9 @@ def check(replayed: Replay, steps: list[list[Any]], numbers: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_step_is_what_was_trained_on(reader: Any, kind: str) -> None:
-    """On 4 ranks, then 2, then 3, by other batches; steps that have been, and those that the next run took."""
-    runs = RUNS if not kind.startswith("stateful stream") else ((3, 4, 5),)  # such a state takes no other ranks
+def test_every_replayed_step_equals_the_trained_one(reader: Any, kind: str) -> None:
+    """On 4 ranks, then 2, then 3, with other batches; past steps, and those of the next run."""
+    runs = RUNS if not kind.startswith("stateful stream") else ((3, 4, 5),)  # such a state does not allow other ranks
     steps, states = chain(reader, kind, runs)
     replayed = readers.replay(states[-1], reader)
     check(replayed, steps, range(len(steps)))
@@ -148,7 +149,7 @@ def test_every_step_is_what_was_trained_on(reader: Any, kind: str) -> None:
 
 
 def test_a_run_whose_ranks_are_killed(reader: Any, tmp_path: Path) -> None:
-    """Processes end by SIGKILL in a step after their last state: the resumed run repeats those steps."""
+    """Processes end by SIGKILL in a step after their last state: the resumed run repeats these steps."""
 
     def run(rank: int, world: int, batch: int, state: Any, until: int) -> None:
         for number, (batches, token) in enumerate(trained(reader, "loader", state, 1, batch, ranks=Ranks(rank, world))):
@@ -206,7 +207,7 @@ ORDERS: dict[str, tuple[Callable[[Any], Any], bool]] = {
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_orders(reader: Any, name: str) -> None:
-    """Those that follow from the set are made again; others are asked for."""
+    """Orders that follow from the set are rebuilt; others must be passed."""
     make, is_known = ORDERS[name]
     order = make(reader)
     steps, states = chain(reader, "loader", ((2, 4, 8), (1, 8, 9)), order=order)
@@ -217,7 +218,7 @@ def test_orders(reader: Any, name: str) -> None:
     check(replayed, steps, range(len(steps)))
 
 
-def test_buckets_that_are_cut_anew_by_other_ranks(reader: Any) -> None:
+def test_buckets_that_change_with_the_ranks(reader: Any) -> None:
     buckets, steps, state = np.arange(COUNT) % 3, list[Any](), None
     for world, batch, count in ((2, 4, 3), (1, 5, 6), (2, 3, 9)):
         order = Bucketed(buckets, batch, world, "drop_last", seed=3)
@@ -226,11 +227,11 @@ def test_buckets_that_are_cut_anew_by_other_ranks(reader: Any) -> None:
     check(readers.replay(state, reader, order=order), steps, range(len(steps)))
 
 
-# --- who, and where steps are ----------------------------------------------------------------------------------------
+# --- samples by step, and steps by number ----------------------------------------------------------------------------
 @pytest.mark.parametrize("kind", ["loader", "sampler 0"])
 @pytest.mark.parametrize("order", [Shuffled(COUNT, 3), Weighted(np.ones(COUNT), seed=3)], ids=["shuffled", "weighted"])
-def test_who_says_in_which_steps_a_sample_is(reader: Any, kind: str, order: Any) -> None:
-    """As a look at all steps does; a last batch that is padded has some samples twice."""
+def test_who_lists_the_steps_of_a_sample(reader: Any, kind: str, order: Any) -> None:
+    """The same as a search through all steps; a padded last batch has some samples twice."""
     options = {"ranks": Ranks(0, 1, "pad")} if kind == "loader" else {}
     _, states = chain(reader, kind, ((1, 8, 9), (1, 6, 5)), order=order, **options)
     replayed = readers.replay(states[-1], reader, order=order)
@@ -249,7 +250,7 @@ def test_who_says_in_which_steps_a_sample_is(reader: Any, kind: str, order: Any)
 
 
 def test_epochs_that_are_left_early(reader: Any) -> None:
-    """Our loader knows where; a DataLoader with workers has asked ahead, and then steps have no numbers."""
+    """Our loader knows its steps; a DataLoader with workers has prefetched, so its steps have no numbers."""
     loader = ImageLoader(reader, 5, order=Shuffled(COUNT, 3), augment=OPS, fields=FIELDS, threads=1)
     steps = [[batch] for count in (3, 10, 4) for batch in islice(loader, count)]
     check(readers.replay(loader.state_dict(), reader), steps, range(17))
@@ -272,8 +273,8 @@ def test_epochs_that_are_left_early(reader: Any) -> None:
         replayed.step(99)
 
 
-def test_a_loader_says_it_of_itself(reader: Any) -> None:
-    """Also with a custom transform, whose draws no state knows, and before its first step."""
+def test_replaying_a_loader(reader: Any) -> None:
+    """Also with a custom transform, whose random numbers are in no state, and before its first step."""
 
     def invert(image: torch.Tensor) -> torch.Tensor:
         return 255 - image[:, :16, :16]
@@ -297,7 +298,7 @@ def test_a_loader_says_it_of_itself(reader: Any) -> None:
 
 
 def test_states_of_older_versions(reader: Any, packed: Path) -> None:
-    """They have no record: batch size and ranks are asked for, and those that cannot have been are refused."""
+    """They have no record: batch size and ranks must be passed, and impossible values are refused."""
     steps, states = chain(reader, "loader", ((2, 5, 7),))
     old = {name: value for name, value in states[0].items() if name not in ("run", "made")}
     assert ImageLoader(reader, 4, order=Shuffled(COUNT, 3)).load_state_dict(old) is None
@@ -334,13 +335,13 @@ WRONG = {
         *(("run", [SEGMENT | {key: value}]) for key, value in WRONG.items()),
     ],
 )
-def test_records_that_no_run_has_written(reader: Any, name: str, value: Any) -> None:
+def test_forged_records(reader: Any, name: str, value: Any) -> None:
     state = chain(reader, "loader", ((1, 5, 1),))[1][0]
     with pytest.raises(ResumeError, match=f"resume token: {name}|expected the spec"):
         readers.replay({**state, name: value}, reader)
 
 
-def test_ops_that_a_state_names_but_nobody_knows(reader: Any) -> None:
+def test_unknown_ops_in_a_state(reader: Any) -> None:
     state = chain(reader, "loader", ((1, 5, 1),))[1][0]
     for text in ("__import__('os').system('true')", "Blur(3)", "RandomRotation(", "3"):
         replayed = readers.replay({**state, "made": {"ops": [[text]]}}, reader)
@@ -349,7 +350,7 @@ def test_ops_that_a_state_names_but_nobody_knows(reader: Any) -> None:
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 class Settings:
-    """What a checkpoint has beside the state, of a class that torch does not load."""
+    """An object in a checkpoint beside the state, of a class that torch does not load."""
 
     def __init__(self) -> None:
         self.rate = 0.1
@@ -388,7 +389,7 @@ def test_transformers_and_accelerate(accelerate: Any, reader: Any, tmp_path: Pat
     check(readers.replay(folder, reader), steps, range(4))
 
 
-def test_files_with_several_states_with_none_and_with_programs(
+def test_files_with_several_states_without_one_and_with_code(
     reader: Any, packed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Reports: one file that needs nothing else, in which nothing that comes from outside is markup."""
+"""Reports: one self-contained file, in which no text from outside is markup."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def time_of(ms: float) -> StepTime:
 
 
 def diagnosis(name: str = "Resize") -> Diagnosis:
-    """One with every section; `name` is wherever a name comes from outside."""
+    """A diagnosis with every section; `name` stands for every name from outside."""
     stages = ["step", "copy", "collate", "transform 2", "read", "storage"]
     times = [20.0, 20.2, 20.9, 39.0, 39.4, 41.0]
     rungs = tuple(Rung(s, name, time_of(ms), s != "read") for s, ms in zip(stages, times, strict=True))
@@ -71,7 +71,7 @@ def diagnosis(name: str = "Resize") -> Diagnosis:
 
 
 @pytest.mark.parametrize("name", [HOSTILE, "x" * 10_000, "", "変換" * 40], ids=range(4))
-def test_a_page_is_whole_and_names_are_text(name: str) -> None:
+def test_a_page_is_self_contained_and_names_are_text(name: str) -> None:
     html = diagnosis_page(diagnosis(name), f"Diagnosis of {name}", f"packer diagnose {name}").render()
     page = Elements(html)
     assert not {tag for tag, _ in page.tags} & {"script", "img", "link", "iframe", "object", "a", "base", "form"}
@@ -82,15 +82,15 @@ def test_a_page_is_whole_and_names_are_text(name: str) -> None:
     assert policy["content"].startswith("default-src 'none'")
     assert len(html) < 400_000
     identifiers = [names["id"] for _, names in page.tags if "id" in names]
-    assert len(identifiers) == len({*identifiers}), "no two charts share a name"
+    assert len(identifiers) == len({*identifiers}), "two elements share an id"
     used = set(re.findall(r"(?:href=\"|url\()#([\w.-]+)", html))
     assert used <= {*identifiers}
     if name == HOSTILE:
-        assert "<script>alert(1)</script>" in page.text, "it is shown as it is"
+        assert "<script>alert(1)</script>" in page.text, "the name is not shown literally"
 
 
 def test_the_same_values_give_the_same_page() -> None:
-    """Also where the user has settings of matplotlib, and hashes are others."""
+    """Also with matplotlib settings of the user, and with other hash seeds."""
     import matplotlib
 
     names = ("bbb", "a", "cc")
@@ -104,7 +104,7 @@ def test_the_same_values_give_the_same_page() -> None:
     assert drawn_elsewhere == charts.bars(names, {"": [1.0, 2.0, 3.0]}).wide + "\n"
 
 
-def test_what_is_not_known_has_no_section() -> None:
+def test_unknown_values_have_no_section() -> None:
     few = Diagnosis(tuple(Rung(s, "", time_of(9)) for s in ("step", "loading")), (), "", "fine", 0.02, None, 1, None, 2,
                     None)  # fmt: skip
     page = Elements(diagnosis_page(few, "a", "b").render())
@@ -147,7 +147,7 @@ def test_numbers_have_three_digits(value: float | None, shown: str) -> None:
 
 
 def drawn(chart: Any) -> list[str]:
-    """The texts of a chart, of both widths."""
+    """The texts of a chart, in both widths."""
     return re.findall(r"<text[^>]*>([^<]*)<", chart.wide + chart.narrow)
 
 
@@ -197,7 +197,7 @@ def test_the_command_writes_a_report(tmp_path: Path) -> None:
     done = run_packer("diagnose", f"{script}:batches", *options, "--html", report)
     assert done.returncode == 0 and f"the report is in {report}" in done.stdout, done.stderr
     lines = done.stdout.splitlines()
-    assert lines[0] == lines[-1] and max(map(len, lines)) <= max(100, len(str(report)) + 20), "the verdict twice"
+    assert lines[0] == lines[-1] and max(map(len, lines)) <= max(100, len(str(report)) + 20), "verdict at both ends"
     page = Elements(report.read_text())
     assert "train.py:batches" in page.text and "packer diagnose" in page.text
     done = run_packer("diagnose", f"{script}:batches", *options, "--html", tmp_path / "no" / "report.html")
@@ -235,8 +235,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.mark.parametrize(
     ("name", "dark"), [("RandomResizedCrop(224)", False), ("W" * 200, False), (HOSTILE, True)], ids=range(3)
 )
-def test_a_browser_shows_all_of_it_at_any_width(browser: Browser, tmp_path: Path, name: str, dark: bool) -> None:
-    """Nothing is beside the page, outside of its chart, over other text, or smaller than 11 pixels, light or dark."""
+def test_a_browser_shows_the_whole_report_at_any_width(browser: Browser, tmp_path: Path, name: str, dark: bool) -> None:
+    """No content lies beside the page, outside its chart, over other text, or is smaller than 11 pixels, light or
+    dark."""
     write_page(tmp_path / "report.html", diagnosis_page(diagnosis(name), "title", "packer diagnose"))
     page = browser.open((tmp_path / "report.html").as_uri(), dark=dark)
     page.wait("$('figure svg')")
@@ -253,10 +254,10 @@ def test_a_browser_shows_all_of_it_at_any_width(browser: Browser, tmp_path: Path
         surface = pixels.getpixel((2, 2))
         assert surface < 60 if dark else surface > 240
         edges = [pixels.crop((x, 0, x + 4, 6000)).getextrema() for x in (0, width - 4)]
-        assert edges == [(surface, surface)] * 2, "nothing reaches the edges of the window"
+        assert edges == [(surface, surface)] * 2, "content reaches the edges of the window"
         least, most = pixels.crop((0, 0, width, 600)).getextrema()
-        assert most - least > 140, "there is text"
-    assert not page.complaints, "no errors, and nothing that the page's policy forbids"
+        assert most - least > 140, "no text"
+    assert not page.complaints, "errors, or violations of the page's policy"
     page.close()
 
 

@@ -1,7 +1,8 @@
-"""Pipelines and loaders of rocAL, on rocAL itself where it is importable, otherwise on a double that has its traps; and
-the external source by itself: its batches, and which images it converts or refuses.
+"""Pipelines and loaders of rocAL, on rocAL itself where it is importable, otherwise on a double with its traps; and the
+external source alone: its batches, and which images it converts or refuses.
 
-That epochs are whole and resume, and what happens to bad samples, is in `test_feed_contract`."""
+`test_feed_contract` tests complete epochs, resuming, and bad samples.
+"""
 
 from __future__ import annotations
 
@@ -68,10 +69,11 @@ def reader(tmp_path: Path) -> readers.Reader:
 
 
 # --- epochs -------------------------------------------------------------------------------------------------------
-def test_every_epoch_is_whole_whatever_rocal_does_at_its_end(
+def test_every_epoch_is_complete_whatever_rocal_does_at_its_end(
     rocal: Any, reader: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A naive user has some of these wrong. Nothing is printed to stdout, where others read JSON."""
+    """A first-time user gets some of these endings wrong. stdout stays empty, since other programs read JSON from
+    it."""
     with faces(reader, tail="exact") as loader:
         for epoch in range(20):
             assert loader.epoch == epoch and len(loader) == 6
@@ -85,7 +87,7 @@ def test_every_epoch_is_whole_whatever_rocal_does_at_its_end(
 
 @pytest.mark.parametrize("batches", [0, 2, 99])
 def test_closing_and_dropping_at_any_time(rocal: Any, reader: Any, batches: int) -> None:
-    """Release would hang; the fixture checks that the double noticed none."""
+    """Releasing the pipeline would hang; the fixture checks that the double recorded no fault."""
     for drop in (True, False):
         loader = faces(reader)
         for number, _ in enumerate(loader if batches else ()):
@@ -102,8 +104,8 @@ def test_closing_and_dropping_at_any_time(rocal: Any, reader: Any, batches: int)
         assert reading_threads() == []
 
 
-def test_what_rocal_does_not_decode_is_converted(rocal: Any, tmp_path: Path) -> None:
-    """It would be another image, or garbage, under the label of the right one."""
+def test_images_that_rocal_cannot_decode_are_converted(rocal: Any, tmp_path: Path) -> None:
+    """rocAL would return another image, or garbage, with the label of the right one."""
     kinds: dict[int, dict[str, Any]] = {
         0: {"kind": "PNG"},
         1: {"mode": "CMYK"},
@@ -119,7 +121,7 @@ def test_what_rocal_does_not_decode_is_converted(rocal: Any, tmp_path: Path) -> 
         assert loader.source.converted == dict.fromkeys(reasons, 1)
 
 
-def test_bad_samples_are_reported_with_what_is_left_of_a_batch(rocal: Any, tmp_path: Path) -> None:
+def test_bad_samples_are_reported_with_the_rest_of_a_batch(rocal: Any, tmp_path: Path) -> None:
     images = {number: solid(number) for number in range(12)}
     images |= {5: images[5][:-2], 7: images[7][:40]}
     reader = folder_of(tmp_path / "images", images)
@@ -132,7 +134,7 @@ def test_bad_samples_are_reported_with_what_is_left_of_a_batch(rocal: Any, tmp_p
         assert bad == [(5, 5, "005/image5"), (7, 7, "007/image7")] and "truncated" in loader.bad_samples[0].reason
 
 
-def test_a_state_of_our_own_loader(rocal: Any, reader: Any) -> None:
+def test_a_state_of_our_loader(rocal: Any, reader: Any) -> None:
     ours = ImageLoader(reader, BATCH, seed=3, threads=1, ranks=ONE)
     loop = iter(ours)
     next(loop)
@@ -142,16 +144,16 @@ def test_a_state_of_our_own_loader(rocal: Any, reader: Any) -> None:
         assert epoch_of(loader) == [labels.tolist() for _, labels in loop]
 
 
-def test_images_under_the_labels_of_others_raise_at_the_end(rocal_double: Any, reader: Any) -> None:
-    """rocAL's thread may take an image twice while a batch is fed; all images after it come a row late."""
+def test_shifted_images_raise_at_the_end_of_an_epoch(rocal_double: Any, reader: Any) -> None:
+    """rocAL's thread may take an image twice while a batch is fed; all later images are then one row late."""
     rocal_double.SLIPS.add(1)
     with faces(reader, shuffle=False, tail="drop_last") as loader:
         seen = []
         with pytest.raises(PipelineError, match=r"took 1 images twice in this epoch.*1 rows late"):
             for images, labels in loader:
                 seen.append(numbers_of(images) == labels.tolist())
-        assert seen == [True, False, False, False, False], "the double does not shift images"
-        assert len(epoch_of(loader)) == 5, "the next epoch is right again"
+        assert seen == [True, False, False, False, False], "the double did not shift images"
+        assert len(epoch_of(loader)) == 5, "the next epoch is wrong, too"
     with faces(reader) as loader:
         for number, _ in enumerate(loader):
             if number == 2:
@@ -162,7 +164,7 @@ def test_images_under_the_labels_of_others_raise_at_the_end(rocal_double: Any, r
 
 
 def test_errors_at_the_end_of_an_epoch_stay_inside_the_padding(rocal_double: Any, reader: Any) -> None:
-    """With the source and rocAL's iterator, without our loader, for all endings of an epoch that the double has."""
+    """With the source and rocAL's iterator, without our loader, for all epoch endings of the double."""
     from amd.rocal.plugin.generic import ROCALGenericIterator
 
     endings = set()
@@ -183,9 +185,9 @@ def test_errors_at_the_end_of_an_epoch_stay_inside_the_padding(rocal_double: Any
     assert endings == {"right", "stale", "lost", "extra"} and rocal_double.FAULTS == []
 
 
-# --- what the pipelines show --------------------------------------------------------------------------------------
+# --- the images of pipelines --------------------------------------------------------------------------------------
 def boxes_of(root: Path, count: int, pipeline: Any, **options: Any) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """(number, box) of each of so many images of SIZES, which must be the image of its label."""
+    """The (number, box) of each of the images of SIZES; the number must match the label."""
     reader = folder_of(root / "images", {number: mapped(number, SIZES[number % 4]) for number in range(count)})
     source = external_source(reader, BATCH, ranks=ONE)
     with RocalLoader(pipeline(source, threads=1, **options), source) as loader:
@@ -196,14 +198,14 @@ def boxes_of(root: Path, count: int, pipeline: Any, **options: Any) -> Iterator[
                 yield number, box
 
 
-def test_resnet_train_shows_a_box_of_each_image_and_nothing_else(rocal: Any, tmp_path: Path) -> None:
-    """Boxes smaller and larger than the result: pixels that are not written would be uninitialised memory."""
+def test_resnet_train_shows_exactly_one_box_of_each_image(rocal: Any, tmp_path: Path) -> None:
+    """Boxes smaller and larger than the output: pixels that were not written would be uninitialised memory."""
     areas, mirrored = [], 0
     for number, (left, top, right, bottom) in boxes_of(tmp_path, 32, resnet_train, size=48, seed=2):
         mirrored += right < left
         left, right = sorted((left, right))
         width, height = SIZES[number % 4]
-        assert -2 < left < right < width + 2 and -2 < top < bottom < height + 2, "beyond the image"
+        assert -2 < left < right < width + 2 and -2 < top < bottom < height + 2, "a box exceeds the image"
         areas.append((right - left) * (bottom - top) / (width * height))
     assert len(areas) == 32 and min(areas) > 0.04 and max(areas) < 1.1
     assert max(areas) - min(areas) > 0.3, "no random boxes"
@@ -220,7 +222,7 @@ def test_resnet_eval_shows_the_middle(rocal: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flip", [0.0, 1.0])
 def test_celeba_shows_the_box_of_the_reference(rocal: Any, tmp_path: Path, flip: float) -> None:
-    """Against Pillow, without antialiasing, as rocAL has none."""
+    """Compared with Pillow without antialiasing, as rocAL has none."""
     images = {i: mapped(i, (178, 218)) for i in range(4)}
     source = external_source(folder_of(tmp_path / "images", images), BATCH, shuffle=False, ranks=ONE)
     with RocalLoader(celeba(source, flip=flip, threads=1), source) as loader:
@@ -234,7 +236,7 @@ def test_celeba_shows_the_box_of_the_reference(rocal: Any, tmp_path: Path, flip:
         assert np.abs(pixels.transpose(1, 2, 0) - expected).max() < 2, "another box, or another image"
 
 
-def test_a_graph_of_your_own(rocal: Any, reader: Any) -> None:
+def test_a_user_defined_rocal_graph(rocal: Any, reader: Any) -> None:
     source = external_source(reader, BATCH, ranks=ONE)
 
     def graph(library: Any) -> Any:
@@ -246,7 +248,7 @@ def test_a_graph_of_your_own(rocal: Any, reader: Any) -> None:
             assert numbers_of(images.transpose(0, 3, 1, 2).astype(np.float32), 0, 1) == labels.tolist()
 
 
-def test_pipelines_refuse_what_does_not_fit(rocal: Any, reader: Any, tmp_path: Path) -> None:
+def test_pipelines_refuse_invalid_options(rocal: Any, reader: Any, tmp_path: Path) -> None:
     source = external_source(reader, BATCH)
     larger = external_source(reader, BATCH, max_height=80, max_width=96)
     for call, message in [
@@ -272,7 +274,7 @@ def test_pipelines_refuse_what_does_not_fit(rocal: Any, reader: Any, tmp_path: P
         RocalLoader(pipeline, source)
 
 
-# --- what goes wrong in rocAL -------------------------------------------------------------------------------------
+# --- faults of rocAL ----------------------------------------------------------------------------------------------
 def fails(*_: Any) -> Any:
     raise RuntimeError("Loader module failed")
 
@@ -292,7 +294,8 @@ def never_ends(iterator: Any) -> Any:
 def test_errors_inside_rocal(
     rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch, instead: Any, message: str
 ) -> None:
-    """From the third step on. A pipeline that does not end is never released: better a leak than a call that hangs."""
+    """From the third step on. A pipeline that does not end is never released: a leak is better than a call that
+    hangs."""
     from amd.rocal.plugin import generic
 
     class Broken(generic.ROCALGenericIterator):  # type: ignore[misc,name-defined]
@@ -319,7 +322,7 @@ def test_errors_inside_rocal(
 
 
 def test_a_pipeline_that_cannot_be_built(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rocAL leaves the interpreter, or ends the process by a segmentation fault."""
+    """rocAL exits the interpreter, or ends the process by a segmentation fault."""
     source = external_source(reader, BATCH, ranks=ONE)
     with monkeypatch.context() as patch, pytest.raises(PipelineError, match="cannot build this pipeline"):
         patch.setattr(rocal_double, "rocalVerify", lambda context: 2)
@@ -338,7 +341,7 @@ def test_a_pipeline_that_cannot_be_built(rocal_double: Any, reader: Any, monkeyp
 def test_a_gpu_that_this_rocal_cannot_use_is_refused(
     rocal: Any, reader: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """rocAL would silently run on the CPU. A build is known by the libraries it is linked with."""
+    """rocAL would silently run on the CPU. A build is recognised by the libraries that it is linked with."""
     maps, library = tmp_path / "maps", tmp_path / "librocal.so.2"
     maps.write_text(f"7f00-7f01 r-xp 00000000 08:01 12 {library}\n7f01-7f02 rw-p 0 0:0 0\n")
     for content, expected in ((b"\0libopenvx.so.1\0", False), (b"\0libamdhip64.so.6\0", True)):
@@ -350,7 +353,7 @@ def test_a_gpu_that_this_rocal_cannot_use_is_refused(
         celeba(external_source(reader, BATCH, ranks=ONE), crop=MIDDLE, device="cuda")
 
 
-def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_device_of_a_pipeline(rocal_double: Any, reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from amd.rocal import types
 
     monkeypatch.setattr(pipelines, "gpu_backend", lambda: True)
@@ -367,7 +370,7 @@ def test_where_a_pipeline_runs(rocal_double: Any, reader: Any, monkeypatch: pyte
     assert made == [(4, types.GPU, 1, 5, 2, 9), (4, types.GPU, 7, 5, 2, 0), (4, types.CPU, 0, 2, 2, 0)]
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
     celeba(source, crop=MIDDLE, device="cuda", threads=5)
-    assert made[-1][2] == 0, "the only one that this rank sees"
+    assert made[-1][2] == 0, "not the only GPU that this rank sees"
 
 
 def test_an_interpreter_that_ends_in_the_middle_of_a_loop(rocal_double: Any, tmp_path: Path) -> None:
@@ -390,7 +393,7 @@ print(context.waiting)
     assert (done.returncode, done.stdout) == (0, "True\nFalse True []\n"), done.stderr
 
 
-def test_without_rocal_the_message_says_how_to_get_it(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_rocal_the_message_names_the_installation(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "amd", None)
     source = external_source(reader, BATCH, ranks=ONE)
     with pytest.raises(MissingRocalError, match=r"no wheel.*install ROCm.*PYTHONPATH=/opt/rocm/lib") as caught:
@@ -398,7 +401,7 @@ def test_without_rocal_the_message_says_how_to_get_it(reader: Any, monkeypatch: 
     assert isinstance(caught.value, MissingExtraError) and isinstance(caught.value, ImportError)
 
 
-# --- the source by itself -----------------------------------------------------------------------------------------
+# --- the source alone ---------------------------------------------------------------------------------------------
 class Wrapped:
     """A reader with changed attributes."""
 
@@ -423,8 +426,8 @@ def vetted(data: bytes, limits: Any = (100, 100), size: tuple[int, int] = (0, 0)
     return vet(data, Limits(*limits), size=size, convert=convert, quality=95)
 
 
-def test_what_a_batch_is(tmp_path: Path, reader: Any) -> None:
-    """Views of what was read, filled up; and padding behind the last one."""
+def test_the_content_of_a_batch(tmp_path: Path, reader: Any) -> None:
+    """Views of the bytes read, padded to a batch; and padding batches after the last one."""
     read: list[bytes] = []
 
     def read_many(indices: Any, field: str = "image") -> Sequence[Any]:
@@ -445,14 +448,14 @@ def test_what_a_batch_is(tmp_path: Path, reader: Any) -> None:
             assert parse_header(image.tobytes()).media == "jpeg"
             if label >= 0:
                 assert image.tobytes() == solid(label)
-                assert np.shares_memory(image, np.frombuffer(read[len(seen)], np.uint8)), "it was copied"
+                assert np.shares_memory(image, np.frombuffer(read[len(seen)], np.uint8)), "the image was copied"
                 seen.append(label)
     assert sorted(seen) == list(range(22))
     assert fed[5][1].tolist()[2:] == [-1, -1] and all((labels == -1).all() for _, labels, _ in fed[6:])
 
 
 def test_fed_images_stay_in_memory_for_a_while(reader: Any) -> None:
-    """rocAL keeps addresses only; the batch that it decodes, and those in its queues, must stay in memory."""
+    """rocAL stores addresses only; the batch that it is decoding, and those in its queues, must stay in memory."""
     source = external_source(reader, 2, ranks=ONE)
     source.start()
     references = []
@@ -462,7 +465,7 @@ def test_fed_images_stay_in_memory_for_a_while(reader: Any) -> None:
         del images
     gc.collect()
     assert [reference() is not None for reference in references[-6:]] == [True] * 6
-    assert all(reference() is None for reference in references[:4]), "memory is released as well"
+    assert all(reference() is None for reference in references[:4]), "memory was not released"
     source.close()
     gc.collect()
     assert all(reference() is None for reference in references[:-1])
@@ -479,11 +482,11 @@ def test_reading_ahead_is_bounded_and_ends(reader: Any) -> None:
         return list(reader.read_many(indices, field))
 
     source = external_source(Wrapped(reader, read_many=read_many), 2, ahead=3, ranks=ONE)
-    assert batches == [], "nothing is read before an epoch begins"
+    assert batches == [], "images were read before the epoch began"
     source.start()
     assert not fourth.wait(0.3)
     next(source)
-    assert fourth.wait(300), "room for one more"
+    assert fourth.wait(300), "no batch was read after one was taken"
     source.close()
     assert reading_threads() == []
     source.start()
@@ -528,7 +531,7 @@ def test_converted_images_become_baseline_jpegs(kind: str) -> None:
         vetted(data, convert=False)
 
 
-def test_images_are_unchanged_where_rocal_decodes_them_and_otherwise_made_to_fit() -> None:
+def test_images_that_rocal_decodes_are_unchanged_and_others_converted() -> None:
     for options in ({}, {"progressive": True}, {"mode": "L"}, {"subsampling": 2}):
         data = solid(9, **options)  # type: ignore[arg-type]
         image = vetted(data, (10, 10), (40, 48))
@@ -537,7 +540,7 @@ def test_images_are_unchanged_where_rocal_decodes_them_and_otherwise_made_to_fit
     header = parse_header(image.data.tobytes())
     assert (header.height, header.width) == (40, 160) and "over 8 times 20 x 20" in image.reason
     assert np.abs(decode_image(image.data.tobytes()).astype(int) - colour(9)).max() <= 4
-    # TurboJPEG decodes nothing after a warning of libjpeg about the header.
+    # TurboJPEG does not decode after a libjpeg warning about the header.
     image = vetted(solid(3).replace(b"\xff\xda", b"stray\xff\xda"), size=(40, 48))
     assert image.reason == "JPEGs with damage before their pixels"
     assert np.abs(decode_image(image.data.tobytes()).astype(int) - colour(3)).max() <= 4
@@ -561,7 +564,7 @@ def test_jpegs_of_which_turbojpeg_reads_only_the_header(at: int, value: int, rea
         assert difference.mean() < 4
 
 
-def test_images_that_are_not_what_they_say_are_bad_samples() -> None:
+def test_images_that_differ_from_their_header_are_bad_samples() -> None:
     for cut in (3, 10, 150, -40, -2, -1):
         with pytest.raises(BadSampleError, match=r"truncated|expected"):
             vetted(solid(3)[:cut])
@@ -569,8 +572,8 @@ def test_images_that_are_not_what_they_say_are_bad_samples() -> None:
         vetted(solid(3), size=(41, 48))
 
 
-def test_what_is_left_of_a_batch_without_its_bad_samples(tmp_path: Path) -> None:
-    """rocAL ends the process where it cannot decode any image of a batch, and takes no short one."""
+def test_a_batch_without_its_bad_samples(tmp_path: Path) -> None:
+    """rocAL ends the process where it can decode no image of a batch, and accepts no short batch."""
     images = {number: solid(number) if number > 3 else solid(number)[:-2] for number in range(8)}
     images |= {4: solid(4, "PNG"), 6: solid(6, mode="CMYK")}
     reader = folder_of(tmp_path / "images", images)
@@ -588,7 +591,7 @@ def test_limits_come_from_the_index(tmp_path: Path) -> None:
     images = {0: solid(0, size=(70, 30)), 1: solid(1, size=(20, 60), exif=TURNED), 2: solid(2, size=(50, 40))}
     reader = folder_of(tmp_path / "images", images)
     source = external_source(reader, 2, ranks=ONE)
-    assert (source.max_height, source.max_width) == (40, 70), "upright, the second image is 60 wide and 20 high"
+    assert (source.max_height, source.max_width) == (40, 70), "the second upright image is not 60 wide and 20 high"
     source = external_source(reader, 2, max_height=33, ranks=ONE)
     assert (source.max_height, source.max_width) == (33, 70)
     large = folder_of(tmp_path / "large", {0: solid(0, size=(1500, 16))})

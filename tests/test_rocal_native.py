@@ -1,4 +1,4 @@
-"""rocAL's own readers over our shards: the directories that they need, on rocAL itself or on a double."""
+"""rocAL's native readers over our shards: the directories that they need, on rocAL itself or on a double."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ LAYOUTS: dict[str, Any] = {"tar": tar_layout, "tfrecord": tfrecord_layout}
 
 
 def packed(root: Path, to: str, images: dict[int, bytes] | int = 24, **options: Any) -> readers.Reader:
-    """A set of some images, in shards of 5. rocAL needs names without a directory in TFRecord: from a manifest."""
+    """A set of some images, in shards of 5. rocAL needs names without a directory in TFRecord, so they come from a
+    manifest."""
     images = images if isinstance(images, dict) else {number: solid(number) for number in range(images)}
     source = root / "images"
     if to == "tfrecord":
@@ -39,7 +40,7 @@ def packed(root: Path, to: str, images: dict[int, bytes] | int = 24, **options: 
 
 
 def manifest_of(folder: Path, images: dict[int, bytes]) -> Path:
-    """A manifest of images in its own folder, the label of each its number."""
+    """A manifest of images in its folder; the label of each image is its number."""
     folder.mkdir(parents=True)
     for number, data in images.items():
         (folder / f"image{number}.jpg").write_bytes(data)
@@ -48,7 +49,8 @@ def manifest_of(folder: Path, images: dict[int, bytes]) -> Path:
 
 
 def indexes_of(reader: readers.Reader, root: Path, version: str = "v1.2") -> list[Path]:
-    """Indexes as DALI's tools/wds2idx.py makes them, with every member, and with one that is no label or image."""
+    """Indexes as DALI's tools/wds2idx.py writes them, with every member, including one that is neither label nor
+    image."""
     paths = []
     for shard in reader.split_info.shards:
         samples: dict[str, list[str]] = {}
@@ -65,7 +67,7 @@ def indexes_of(reader: readers.Reader, root: Path, version: str = "v1.2") -> lis
 
 
 def numbers_read(layout: Layout, epochs: int = 1) -> list[int]:
-    """The images of some epochs, which must be those of their labels."""
+    """The images of some epochs, which must match their labels."""
     from amd.rocal.plugin.generic import ROCALClassificationIterator
 
     iterator = ROCALClassificationIterator(native_pipeline(layout, BATCH, OPS, seed=5))
@@ -81,7 +83,7 @@ def numbers_read(layout: Layout, epochs: int = 1) -> list[int]:
 @pytest.mark.rocal
 @pytest.mark.parametrize(("version", "offset"), [("v1.0", 0), ("v1.1", 0), ("v1.2", 1)])
 def test_tar(rocal: Any, tmp_path: Path, version: str, offset: int) -> None:
-    """Members that are neither label nor image are left out: rocAL would mistake them for the label."""
+    """Members that are neither label nor image are left out: rocAL would take them for the label."""
     reader = packed(tmp_path, "tar", label_offset=offset)
     layout = tar_layout(reader, tmp_path / "rocal", index_paths=indexes_of(reader, tmp_path, version))
     assert layout.index is not None
@@ -101,7 +103,7 @@ def test_tfrecord(rocal: Any, tmp_path: Path, offset: int) -> None:
 
 @pytest.mark.rocal
 def test_the_exported_index_is_the_version_that_rocal_reads(rocal: Any, tmp_path: Path) -> None:
-    """Without our layout: a directory of tars with flat names and one of indexes."""
+    """Without our layout: a directory of tars with flat names, and a directory of indexes."""
     manifest = manifest_of(tmp_path / "images", {number: solid(number) for number in range(8)})
     packer.convert(manifest, to="tar", output=tmp_path / "set", run=packer.Run(workers=1))
     packer.export_index(tmp_path / "set", "rocal", output=tmp_path / "index")
@@ -114,8 +116,8 @@ def test_the_exported_index_is_the_version_that_rocal_reads(rocal: Any, tmp_path
 
 @pytest.mark.rocal
 @pytest.mark.parametrize("to", LAYOUTS)
-def test_epochs_have_as_many_batches_as_samples_fill(rocal: Any, tmp_path: Path, to: str) -> None:
-    """rocAL's own iterator goes one step too far now and then; the last sample fills the last batch.
+def test_the_number_of_batches_of_an_epoch(rocal: Any, tmp_path: Path, to: str) -> None:
+    """rocAL's iterator occasionally goes one step too far; the last sample fills the last batch.
 
     The indexes are found next to the shards.
     """
@@ -129,7 +131,7 @@ def test_epochs_have_as_many_batches_as_samples_fill(rocal: Any, tmp_path: Path,
         assert sorted(numbers_read(layout, epochs=2)) == sorted([*range(22), 21, 21] * 2)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refused sets -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("to", LAYOUTS)
 def test_sets_that_rocal_would_read_wrongly(tmp_path: Path, to: str, monkeypatch: pytest.MonkeyPatch) -> None:
     images = {number: solid(number) for number in range(6)} | {4: solid(4, "PNG"), 5: solid(5, mode="CMYK")}

@@ -1,6 +1,6 @@
-"""A listing that is saved: nobody lists again, changes are noticed, and a damaged listing is not used.
+"""A saved listing: it is not repeated, changes are detected, and a damaged listing is not used.
 
-Neither do the tasks of a conversion that is shared: one lists, and one commit makes the set of what all have packed.
+In a conversion by several tasks, too, one task lists, and one commit makes the set from the shards of all tasks.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BAD = "val/owl/owl_002.JPEG"  # in the last shard
 
 
 class Counted(FolderSource):
-    """Notes each listing in a file next to the source's."""
+    """Records each listing in a file next to the source."""
 
     def list(self, split: str | None) -> SourceListing:
         with open(f"{self.root}.listed", "a") as file:
@@ -48,25 +48,25 @@ class Counted(FolderSource):
 
 
 class Unsaved(Counted):
-    """Its listing cannot be kept, so that each task lists."""
+    """A source whose listing cannot be saved, so that each task lists."""
 
     identity = ""
 
 
 def listings(root: Path) -> int:
-    """How often a source has been listed."""
+    """The number of listings of a source."""
     return len(Path(f"{root}.listed").read_text())
 
 
 @pytest.fixture
 def photos(tree: Path, tmp_path: Path) -> Path:
-    """A copy of `tree` under the same name, whose listings are counted next to it."""
+    """A copy of `tree` under the same name, with a file beside it that counts listings."""
     return Path(shutil.copytree(tree, tmp_path / tree.name))
 
 
 @pytest.fixture
 def broken(photos: Path) -> Path:
-    """The same, whose last image is none."""
+    """The same copy, whose last image is not an image."""
     (photos / BAD).write_bytes(b"not an image")
     return photos
 
@@ -83,13 +83,13 @@ def run(photos: Path, tmp_path: Path) -> Callable[..., ConvertResult]:
 
 @pytest.fixture
 def task(run: Callable[..., ConvertResult]) -> Callable[..., ConvertResult]:
-    """Runs a task of several."""
+    """Runs one of several tasks."""
     return lambda number, count, *source, **options: run(*source, task=(number, count), **options)
 
 
 @pytest.fixture
 def unfinished(run: Callable[..., ConvertResult], broken: Path) -> Callable[..., ConvertResult]:
-    """The same, when a first conversion has packed all shards but the last."""
+    """The same function, after a first conversion that packed all shards but the last."""
     with pytest.raises(BadSampleError, match=r"owl_002\.JPEG"):
         run()
     assert listings(broken) == 1
@@ -106,7 +106,7 @@ def unfinished(run: Callable[..., ConvertResult], broken: Path) -> Callable[...,
     ],
     ids=str,
 )
-def test_what_is_resumed_is_not_listed_again(
+def test_a_resumed_conversion_does_not_list_again(
     run: Callable[..., ConvertResult], broken: Path, tmp_path: Path, options: dict[str, Any], workers: int
 ) -> None:
     with pytest.raises(BadSampleError):
@@ -155,16 +155,16 @@ def test_a_folder_with_another_time_and_the_same_files_is_listed_and_resumed(
     (broken / "train/cat/new").touch()
     (broken / "train/cat/new").unlink()
     assert unfinished(dry_run=True, on_error="skip").shards == 12
-    assert listings(broken) == 2, "a dry run lists, and saves nothing"
+    assert listings(broken) == 2, "a dry run saved its listing"
     assert unfinished(on_error="skip").shards_resumed == 11
     assert listings(broken) == 3
 
 
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_a_file_that_was_written_anew_in_its_place_is_refused_until_it_is_listed(
+def test_a_rewritten_file_is_refused_until_it_is_listed_again(
     unfinished: Callable[..., ConvertResult], broken: Path, on_error: str
 ) -> None:
-    """Of the same size, so only its time tells."""
+    """The size is the same, so only the modification time reveals it."""
     good = broken / "val/owl/owl_001.JPEG"
     found = good.stat()
     data = bytearray(good.read_bytes())
@@ -199,7 +199,7 @@ def expected(tree: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 def same_shards(out: Path, expected: dict[str, bytes]) -> None:
-    """Compare all but what names the source."""
+    """Compare everything but the name of the source."""
     assert data_of(files_of(out)) == data_of(expected)
     assert packer.verify(out, workers=1).ok
 
@@ -240,7 +240,7 @@ def test_a_commit_names_the_tasks_that_are_missing(task: Callable[..., ConvertRe
     assert files_of(out) == before
     done = run_packer("commit", out)
     assert done.returncode == 1 and "--array=0,2-5" in done.stderr
-    convert(Counted(tmp_path / "images"), out, samples=4)  # all the rest, and the commit
+    convert(Counted(tmp_path / "images"), out, samples=4)  # all other tasks, and the commit
     assert packer.verify(out, workers=1).ok
 
 
@@ -256,10 +256,10 @@ def test_tasks_at_the_same_time(
     same_shards(tmp_path / "out", expected)
 
 
-def test_what_else_writes_waits_or_is_refused(task: Callable[..., ConvertResult], photos: Path, tmp_path: Path) -> None:
+def test_other_writers_wait_or_are_refused(task: Callable[..., ConvertResult], photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     task(0, 2)
-    with Journal(out, shared=True):  # as of a task that runs
+    with Journal(out, shared=True):  # like that of a running task
         for work in (partial(packer.commit, out), partial(convert, photos, out, samples=4)):
             with pytest.raises(OutputError, match="another command is writing here"):
                 work()
@@ -312,7 +312,7 @@ def test_a_damaged_job_is_one_message(
 def test_a_late_part_of_another_plan_or_one_without_its_shard_is_not_used(
     task: Callable[..., ConvertResult], tmp_path: Path
 ) -> None:
-    """The files that a worker which outlived its conversion writes into the folder of the next one."""
+    """Files that a worker which outlived its conversion writes into the folder of the next one."""
     out, late = tmp_path / "out", tmp_path / "late"
     task(0, 1, shuffle=1)
     shutil.copytree(out / ".packing", late)
@@ -327,7 +327,7 @@ def test_a_late_part_of_another_plan_or_one_without_its_shard_is_not_used(
     assert {path.name: path.read_bytes() for path in (out / ".packing").glob("*.tar")} == expected
 
 
-def test_tasks_that_cannot_be(tree: Path, tmp_path: Path) -> None:
+def test_invalid_tasks(tree: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="i from 0 to n - 1"):
         convert(tree, tmp_path / "out", task=(2, 2))
     with pytest.raises(ValueError, match="tasks share a directory"):
@@ -348,7 +348,7 @@ def test_an_empty_share_and_an_empty_set(task: Callable[..., ConvertResult], pho
 
 
 def test_a_task_waits_for_the_listing_of_another(task: Callable[..., ConvertResult], tmp_path: Path) -> None:
-    """It says so; one that was killed while it listed is not waited for."""
+    """It says that it waits; a task that was killed while listing is not waited for."""
     notes = Notes()
     with ExitStack() as other:
         listing = other.enter_context(Journal(tmp_path / "out", shared=True))
@@ -362,7 +362,7 @@ def test_a_task_waits_for_the_listing_of_another(task: Callable[..., ConvertResu
 
 # --- the file ----------------------------------------------------------------------------------------------------
 def lies(whole: bytes) -> list[bytes]:
-    """The file with heads that lie, and right checksums."""
+    """The file with false headers that have correct checksums."""
     length = int.from_bytes(whole[-16:-8], "little")
     files = []
     for change in (
@@ -377,7 +377,8 @@ def lies(whole: bytes) -> list[bytes]:
 
 
 def test_a_damaged_file_is_not_used(unfinished: Callable[..., ConvertResult], broken: Path, tmp_path: Path) -> None:
-    """Prefixes, and flipped bits: it is listed again, or refused where the damage is in what tasks read."""
+    """Prefixes, and flipped bits: the source is listed again, or refused where the damage is in the part that tasks
+    read."""
     work = tmp_path / "out" / WORK_FOLDER
     whole = (work / LISTING_FILE).read_bytes()
     shutil.copytree(work, tmp_path / "kept")
@@ -400,7 +401,7 @@ def test_a_damaged_file_is_not_used(unfinished: Callable[..., ConvertResult], br
 
 
 @pytest.mark.parametrize("what", ["none", "link", "fifo", "folder"])
-def test_what_is_no_file_is_not_loaded(
+def test_only_regular_files_are_loaded(
     unfinished: Callable[..., ConvertResult], broken: Path, tmp_path: Path, what: str
 ) -> None:
     file = tmp_path / "out" / WORK_FOLDER / LISTING_FILE
@@ -426,8 +427,8 @@ def with_folders(files: TreeFiles, folder: str) -> TreeFiles:
     return TreeFiles([folder] * len(files.folders), files.folder, files.names, files.facts, files.rows)
 
 
-def test_a_block_that_leads_elsewhere_or_has_another_header(tree: Path) -> None:
-    """Of files that somebody else may write: the rows of a shard are those of the tree, or refused."""
+def test_a_block_with_another_offset_or_header(tree: Path) -> None:
+    """In files that other users may write: the rows of a shard are those of the tree, or are refused."""
     part = FolderSource(tree).list(None).splits["train"]
     assert isinstance(part, TreeListing)
     block = encode_rows(part, range(4))

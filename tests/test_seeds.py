@@ -1,4 +1,4 @@
-"""The experiments of benchmarks/seeds: each runs small, with its checks, and leaves a page that says all of it."""
+"""The experiments of benchmarks/seeds: each runs in a small version, passes its checks, and writes a complete page."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ import packer
 ROOT = Path(packer.__file__).resolve().parent.parent
 FOLDER, PAGES = ROOT / "benchmarks" / "seeds", ROOT / "docs" / "seeds"
 SCRIPTS = sorted(FOLDER.glob("s[0-9][0-9][0-9].py"))
-SECONDS = 600  # a script on a busy machine may take that long; on an idle one it takes less than 60
+SECONDS = 600  # a script may take this long on a busy machine; on an idle one it takes less than 60
 
 pytest.importorskip("matplotlib", reason="the charts of the pages need matplotlib")
 
 
 def check_page(folder: Path, name: str) -> dict[str, Any]:
-    """The output of a script is whole: the figures of each row or a reason, the page with all of it, its charts."""
+    """The output of a script is complete: the figures of each row or a reason, the page with all of them, its
+    charts."""
     facts: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     page = (folder / f"{name}.md").read_text()
     assert facts["checks"] and all(check["holds"] for check in facts["checks"])
@@ -51,7 +52,7 @@ def check_page(folder: Path, name: str) -> dict[str, Any]:
 
 @pytest.mark.experiments
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_each_runs_small_and_leaves_a_page(script: Path, tmp_path: Path) -> None:
+def test_each_experiment_runs_small_and_writes_a_page(script: Path, tmp_path: Path) -> None:
     out, work = tmp_path / "out", tmp_path / "work"
     done = run_python(script, "--smoke", "--out", out, "--work", work, cwd=tmp_path, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -62,7 +63,7 @@ def test_each_runs_small_and_leaves_a_page(script: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
-def test_pages_that_are_published_are_whole(script: Path) -> None:
+def test_published_pages_are_complete(script: Path) -> None:
     if not (PAGES / f"{script.stem}.json").exists():
         pytest.skip("not published yet")
     facts = check_page(PAGES, script.stem)
@@ -130,14 +131,14 @@ def run_script(folder: Path, labels: int, *arguments: object) -> Any:
     return run_python(script, "--smoke", "--out", folder / "out", *arguments, cwd=folder)
 
 
-def test_a_check_that_fails_ends_the_run_before_any_time_is_taken(tmp_path: Path) -> None:
+def test_a_failed_check_ends_the_run_before_any_measurement(tmp_path: Path) -> None:
     done = run_script(tmp_path, 7)
     assert done.returncode == 1
     assert "FAILS: the same labels: 7 of 8" in done.stderr and "nothing was measured" in done.stderr
     assert "fast" not in done.stderr and not (tmp_path / "out").exists()
 
 
-def test_the_page_has_the_tables_claims_and_figures_and_says_what_did_not_run(tmp_path: Path) -> None:
+def test_the_page_has_tables_claims_and_figures_and_names_skipped_rows(tmp_path: Path) -> None:
     done = run_script(tmp_path, 8, "--skip", "broken")
     assert done.returncode == 0, done.stderr
     facts = check_page(tmp_path / "out", "s999")
@@ -149,7 +150,7 @@ def test_the_page_has_the_tables_claims_and_figures_and_says_what_did_not_run(tm
     assert "| slow | 6 | 3.00 | 4 | 4.00 |" in page and "- slow: three times as slow" in page
 
 
-def test_a_row_that_fails_fails_the_run(tmp_path: Path) -> None:
+def test_a_failed_row_fails_the_run(tmp_path: Path) -> None:
     done = run_script(tmp_path, 8)
     assert done.returncode == 1 and "failed: broken" in done.stderr
     assert "failed: RuntimeError: out of luck" in (tmp_path / "out" / "s999.md").read_text()

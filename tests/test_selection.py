@@ -1,4 +1,4 @@
-"""Selections by criteria and by expressions, as Python finds them, and tables that are taken, joined and located."""
+"""Selections by criteria and by expressions, compared with Python, and tables that are taken, joined and located."""
 
 from __future__ import annotations
 
@@ -59,13 +59,13 @@ def test_mapped_indices_are_pickled_by_path(base: Any, tmp_path: Path) -> None:
     assert len(text) < 20_000 and isinstance(again.table.rows, np.memmap)
     assert again.read(40) == base.read(4) and again.fingerprint == reader.fingerprint
     part = pickle.loads(pickle.dumps(readers.Reader(base.table.take(indices[7:9]), base.store)))
-    assert part.table.rows.tolist() == [7, 8], "a part of a map was taken for the whole"
+    assert part.table.rows.tolist() == [7, 8], "a part of a map was taken for the whole map"
     path.unlink()
     with pytest.raises(StaleIndexError, match="indices of a selection cannot be mapped any more"):
         pickle.loads(text)
 
 
-# --- what is asked for --------------------------------------------------------------------------------------------
+# --- criteria -----------------------------------------------------------------------------------------------------
 def test_labels_keep_their_meaning(base: Any) -> None:
     for asked in ("dog", 1, ["dog"], [1], np.array([1]), ("dog", 1)):
         reader = base.select(labels=asked)
@@ -134,10 +134,10 @@ def test_fractions(tree: Path, a: float, b: float, seed: int) -> None:
     small, large = sorted((a, b))
     few, many = reader.select(fraction=small, seed=seed), reader.select(fraction=large, seed=seed)
     assert len(few) == max(1, round(36 * small)) and set(few.table.rows.tolist()) <= set(many.table.rows.tolist())
-    assert (np.diff(few.table.rows) > 0).all(), "not in stored order"
+    assert (np.diff(few.table.rows) > 0).all(), "not in the stored order"
 
 
-def test_everything_and_nothing(base: Any) -> None:
+def test_selections_of_all_and_of_no_samples(base: Any) -> None:
     assert base.select().table.rows.tolist() == list(range(36))
     with pytest.raises(SourceError, match=r"nothing is selected: none of the 36 samples of .* has labels='cat', min_b"):
         base.select(labels="cat", min_bytes=10**9)
@@ -161,7 +161,7 @@ def test_the_same_samples_have_one_fingerprint(base: Any) -> None:
     )
 
 
-def test_what_changes_a_fingerprint(packed: Path, tree: Path, tmp_path: Path) -> None:
+def test_changes_of_a_fingerprint(packed: Path, tree: Path, tmp_path: Path) -> None:
     train, val = readers.open(packed, "train"), readers.open(packed, "val")
     assert train.fingerprint == f"{train.dataset.fingerprint()}/train" != val.fingerprint
     assert readers.open_folder(tree, "train").fingerprint != readers.open_folder(tree, "val").fingerprint
@@ -211,8 +211,8 @@ EXPRESSIONS = [
 ]
 
 
-def test_the_samples_are_those_that_python_finds(reader: Any) -> None:
-    """Python evaluates the same text sample by sample, with the label as a number or as the name of its class."""
+def test_expressions_select_the_samples_that_python_selects(reader: Any) -> None:
+    """Python evaluates the same text for each sample, with the label as a number or as the name of its class."""
     names = [names_of(reader, i) for i in range(len(reader))]
     for text in EXPRESSIONS:
         expected = [
@@ -226,7 +226,7 @@ def test_the_samples_are_those_that_python_finds(reader: Any) -> None:
 
 
 class Label(int):
-    """A class number that is equal to the name of its class, too."""
+    """A class number that also equals the name of its class."""
 
     name = ""
 
@@ -306,19 +306,19 @@ UNKNOWN: list[tuple[str, str]] = [
 ]
 
 
-def test_errors_say_where_and_what_is_expected(reader: Any) -> None:
+def test_errors_name_the_position_and_the_expected_text(reader: Any) -> None:
     for text, message in WRONG:
         with pytest.raises(ValueError, match=message):
             parse_where(text)
         with pytest.raises(ValueError, match=message):
             reader.select(where=text)
-    for text, message in UNKNOWN:  # of names that the set does not have
+    for text, message in UNKNOWN:  # names that the set does not have
         parse_where(text)
         with pytest.raises(readers.UnknownNameError, match=message):
             reader.select(where=text)
 
 
-def test_what_is_not_known_compares_false(tmp_path: Path) -> None:
+def test_unknown_values_compare_false(tmp_path: Path) -> None:
     tree_of(tmp_path, {"good.jpg": make_jpeg(1, (40, 24)), "bad.jpg": make_jpeg(2)[:9]})
     with readers.open_folder(tmp_path) as folder:
         assert list(folder.select(where="width < 64").keys) == ["good"]
@@ -328,7 +328,7 @@ def test_what_is_not_known_compares_false(tmp_path: Path) -> None:
         assert list(folder.select(where="aspect > 1 or width == 0").keys) == ["good"]
 
 
-def test_which_columns_an_expression_needs() -> None:
+def test_the_columns_of_an_expression() -> None:
     assert parse_where('min_side > 3 and matches(key, "a") or has("mask")').names == {"min_side", "key", "has"}
 
 
@@ -346,7 +346,7 @@ def everything(reader: Any) -> list[tuple[str, str, bytes]]:
     return [(s.key, reader.classes[s.label], bytes(s.image)) for s in reader]
 
 
-def test_readers_one_after_the_other(sets: dict[str, Path], tree: Path) -> None:
+def test_concatenated_readers(sets: dict[str, Path], tree: Path) -> None:
     parts = [
         readers.open(sets["tar"], "val").select(labels=["owl", "cat"]),
         readers.open(sets["hdf5"], "train").select(indices=[30, 2, 2, 17]),
@@ -363,7 +363,7 @@ def test_readers_one_after_the_other(sets: dict[str, Path], tree: Path) -> None:
     both.close()
 
 
-def test_classes_are_unified_by_name(sets: dict[str, Path]) -> None:
+def test_concatenated_readers_unify_classes_by_name(sets: dict[str, Path]) -> None:
     class Bytes(Store):
         def read_one(self, row: int, shard: int, offset: int, length: int) -> bytes:
             return b"x%d" % row
@@ -376,8 +376,8 @@ def test_classes_are_unified_by_name(sets: dict[str, Path]) -> None:
         readers.concat([other, readers.Reader(readers.Table.of(["a"], sizes={"mask": [1]}), Bytes())])
 
 
-def test_a_cache_under_a_selection_serves_the_whole(sets: dict[str, Path], place: dict[str, Any]) -> None:
-    """And a cache over a cache: in memory over one on a disk."""
+def test_a_cache_under_a_selection_serves_the_whole_set(sets: dict[str, Path], place: dict[str, Any]) -> None:
+    """Also a cache over a cache: in memory over one on a disk."""
     with readers.open(sets["tar"], "train") as base:
         expected = [bytes(data) for data in base.read_many(range(36))]
         slow = readers.cached(base, **place)
@@ -390,7 +390,7 @@ def test_a_cache_under_a_selection_serves_the_whole(sets: dict[str, Path], place
         assert (above.stats().present, below.stats().present) == (2, 2)
         again = readers.cached(below.select(indices=[30, 5]), **{**place, "job": "another"})
         assert [bytes(again.read(i)) for i in (0, 1)] == [expected[30], expected[5]]
-        assert below.stats().hits >= 2, "what the first tier has was read again"
+        assert below.stats().hits >= 2, "samples of the first tier were read again"
         for reader in (slow, again, above):
             reader.close()
         assert [bytes(data) for data in base.read_many(range(36))] == expected

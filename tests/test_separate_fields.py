@@ -1,4 +1,4 @@
-"""A field in separate shards, of a set that was changed since: the same bytes in every way to read it."""
+"""A field in separate shards, of a set that was changed later: every way of reading returns the same bytes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def from_an_address(root: Path, folder: Path) -> Iterator[readers.Reader]:
 
 @contextmanager
 def from_a_part(root: Path, folder: Path) -> Iterator[readers.Reader]:
-    """The samples of one node of three, from its copy alone: the source is another directory by then."""
+    """The samples of one node of three, from its copy alone: the source has been moved by then."""
     with readers.stage(root, folder / "node", part=(1, 3), any_filesystem=True) as local, readers.open(local) as reader:
         mine = NodeLocal(len(reader), nodes=3).local_part(1)
         with reader.select(indices=np.arange(mine.start, mine.stop)) as chosen:
@@ -83,7 +83,9 @@ WAYS: dict[str, Callable[[Path, Path], Any]] = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_to_read_it(way: str, changed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way_to_read_a_separate_field(
+    way: str, changed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PACKER_CACHE_DIR", str(tmp_path / "index-cache"))
     with readers.open(changed) as plain:
         masks = {key: bytes(plain.read(i, "mask")) for i, key in enumerate(plain.keys) if plain.has(i, "mask")}

@@ -1,4 +1,4 @@
-"""The server of byte ranges: what it answers, and that nothing else comes out of it and nothing stays in it."""
+"""The server of byte ranges: its answers, and that it neither reveals other data nor keeps any request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 class Objects:
-    """DATA, of which "1" cannot be read."""
+    """DATA, of which the object "1" cannot be read."""
 
     def size(self, name: str) -> int | None:
         return len(DATA[name]) if name in DATA else None
@@ -44,7 +44,7 @@ class Objects:
         return [memoryview(DATA[name])[start:middle], memoryview(DATA[name])[middle:stop]]
 
     def close(self) -> None:
-        """Nothing is open; says that it was called."""
+        """Record the call; no file is open."""
         if "CLOSED" in os.environ:
             Path(os.environ["CLOSED"]).touch()
 
@@ -67,7 +67,7 @@ def start() -> Iterator[Callable[..., Server]]:
         server.close()
         server.close()
     left = [thread.name for thread in set(threading.enumerate()) - before if thread.name == "packer-serve"]
-    assert not left, "a closed server leaves no thread"
+    assert not left, "a closed server left a thread"
 
 
 def connected(server: Server) -> socket.socket:
@@ -75,7 +75,7 @@ def connected(server: Server) -> socket.socket:
 
 
 def received(connection: socket.socket) -> bytes:
-    """All that comes until the server closes the connection."""
+    """All bytes until the server closes the connection."""
     parts = []
     try:
         while part := connection.recv(1 << 16):
@@ -86,14 +86,14 @@ def received(connection: socket.socket) -> bytes:
 
 
 def request(path: str = "/set-2-0/0", *, method: str = "GET", token: str | None = TOKEN, **headers: str) -> bytes:
-    """A request that is the last of its connection, as far as the server knows when it is answered."""
+    """A request that asks to close the connection after its answer."""
     lines = [f"{method} {path} HTTP/1.1", "Host: node"]
     lines += [] if token is None else [f"Authorization: Bearer {token}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
     return "\r\n".join([*lines, "", ""]).encode("latin-1")
 
 
-LAST = b"x\r\n\r\n"  # no request, so that the connection is closed after the answers before it
+LAST = b"x\r\n\r\n"  # not a request, so the connection is closed after the earlier answers
 
 
 def answers(server: Server, *requests: bytes) -> list[tuple[int, dict[str, str], bytes]]:
@@ -151,7 +151,7 @@ def test_ranges(start: Any) -> None:
         (request(Range="bytes=2097152-"), 416),
     ],
 )
-def test_what_is_not_served_leaves_the_connection_open(start: Any, asked: bytes, status: int) -> None:
+def test_unavailable_ranges_leave_the_connection_open(start: Any, asked: bytes, status: int) -> None:
     server = start()
     found = answers(server, asked, request(Range="bytes=0-1"))
     assert [one for one, _, _ in found] == [status, 206, 400]
@@ -182,15 +182,15 @@ def test_what_is_not_served_leaves_the_connection_open(start: Any, asked: bytes,
         (bytes(range(1, 9)) + b"\r\n\r\n", 400),
     ],
 )
-def test_what_is_refused_closes_the_connection(start: Any, asked: bytes, status: int) -> None:
+def test_refused_requests_close_the_connection(start: Any, asked: bytes, status: int) -> None:
     server = start()
     found = answers(server, asked, request(Range="bytes=0-1"))
     assert [one for one, _, _ in found] == [status] and found[0][1]["connection"] == "close"
     assert server.stats.refused == 1 and server.stats.sent_bytes == 0
 
 
-def test_clients_that_take_all_are_cut_off(start: Any) -> None:
-    """By heads without end, by sending or receiving too slowly, by more connections than there may be."""
+def test_greedy_clients_are_disconnected(start: Any) -> None:
+    """Headers without end, slow senders and receivers, more connections than allowed."""
     with connected(start()) as connection:
         connection.sendall(b"GET /" + b"a" * (1 << 20))
         assert received(connection) == b""
@@ -201,7 +201,7 @@ def test_clients_that_take_all_are_cut_off(start: Any) -> None:
             assert received(connection).count(b"HTTP/1.1") == sent.count(b"\r\n\r\n")
     server = start()
     kept = [connected(server) for _ in range(3)]
-    for connection in kept:  # it is open when it is answered
+    for connection in kept:  # an answer shows that it is open
         connection.sendall(request(Range="bytes=0-1"))
         assert connection.recv(1 << 12).startswith(b"HTTP/1.1 206")
     with connected(server) as refused:
@@ -215,18 +215,16 @@ def test_clients_that_take_all_are_cut_off(start: Any) -> None:
     with connected(server) as connection:
         connection.sendall(request(Range="bytes=0-2097151") * 20)
         assert [status for status, _, _ in answers(server, request(Range="bytes=0-1"))] == [206, 400], (
-            "others are served"
+            "other clients are not served"
         )
-        time.sleep(1)  # many times what the server waits for
+        time.sleep(1)  # many times the timeout of the server
         assert len(received(connection)) < 20 << 21
 
 
-def test_connections_of_the_moment_in_which_it_is_closed_are_closed(
-    start: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connections_made_during_close_are_closed(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     unclosed: list[object] = []
     with warnings.catch_warnings():
-        warnings.simplefilter("error", ResourceWarning)  # raised where nobody catches it, so the hook sees it
+        warnings.simplefilter("error", ResourceWarning)  # raised in a finalizer, so the hook sees it
         monkeypatch.setattr(sys, "unraisablehook", unclosed.append)
         for count in range(0, 30, 5):
             server, clients = start(connections=64), []
@@ -247,13 +245,13 @@ def remote(server: Server, token: str = TOKEN, scheme: str = "http") -> Remote:
     return Remote(RemoteUrl(scheme, f"127.0.0.1:{server.port}", "set-2-0", bearer=token), Patience(5, 0))
 
 
-def test_the_client_of_all_addresses_reads_it_past_any_proxy(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_client_ignores_proxies(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     server = start(connections=64)
     data, facts = remote(server).read(Span("0", 1000, 500_000))
     assert bytes(data) == DATA["0"][1000:500_000] and facts.bytes == len(DATA["0"])
-    assert bytes(remote(start(server.terms)).read(Span("0", 0, 9, facts.etag))[0]) == DATA["0"][:9], "one started again"
+    assert bytes(remote(start(server.terms)).read(Span("0", 0, 9, facts.etag))[0]) == DATA["0"][:9], "restarted"
     with pytest.raises(DeniedError) as error:
         remote(server, "another-token-00").read(Span("0", 0, 9))
     assert "another-token" not in str(error.value) and TOKEN not in repr(server.terms)
@@ -291,7 +289,7 @@ def test_tls(start: Any, certificates: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("no-such-host.invalid", "cannot be resolved"),
     ],
 )
-def test_the_address_to_listen_at(host: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listening_address(host: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
     if " " not in found:
         assert re.fullmatch(found, own_address(host))
@@ -311,8 +309,8 @@ sys.stdin.read()
 """
 
 
-def test_the_process_of_a_server_ends_with_the_one_that_started_it(tmp_path: Path) -> None:
-    """And closes what it serves, of which it may be the last user."""
+def test_the_process_of_a_server_ends_with_its_parent(tmp_path: Path) -> None:
+    """The child also closes the objects that it serves, since it may be their last user."""
     command = [sys.executable, "-c", _PARENT, str(ROOT), str(ROOT / "tests")]
     environment = {**os.environ, "CLOSED": str(tmp_path / "closed")}
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as parent:
@@ -329,17 +327,17 @@ def test_the_process_of_a_server_ends_with_the_one_that_started_it(tmp_path: Pat
     assert (tmp_path / "closed").exists()
 
 
-def test_the_process_of_a_server_ends_where_a_fork_holds_its_input(
+def test_the_process_of_a_server_ends_although_a_fork_holds_its_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a worker of a DataLoader does; it closes what it serves, and was not killed."""
+    """As a DataLoader worker does; the server closes the objects it serves, and was not killed."""
     monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
     server = ServerProcess(Objects(), TERMS)
 
     here, there = os.pipe()
 
     def child() -> None:
-        server.close()  # does nothing here
+        server.close()  # has no effect here
         os.read(here, 1)
 
     with forked(child):
@@ -373,7 +371,7 @@ def test_all_processes_share_one_token(tmp_path: Path) -> None:
     made = Rendezvous.make(tmp_path / "new", "job/7", "set", 4)
     assert re.fullmatch("[0-9a-f]{64}", found) and made.path.name == "job_7-set-4"
     assert (made.path / "token").stat().st_mode & 0o777 == 0o600 and made.path.stat().st_mode & 0o777 == 0o700
-    assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != found, "another job has its own"
+    assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != found, "two jobs share a token"
     (tmp_path / "0-set-2").mkdir()
     (tmp_path / "0-set-2").chmod(0o777)
     with pytest.raises(ServingError, match="not a directory of this user alone"):
@@ -391,12 +389,12 @@ def test_nodes_find_each_other(tmp_path: Path) -> None:
     assert made.wait(0) == [] and made.find(1).host == "[::1]:80"
     made.publish(0, "http://10.0.0.1:81")
     made.withdraw(0, "http://10.0.0.1:80")
-    assert str(made.find(0)) == "http://10.0.0.1:81", "the address of one that was started again stays"
+    assert str(made.find(0)) == "http://10.0.0.1:81", "the address of a restarted server was removed"
     made.withdraw(0, "http://10.0.0.1:81")
     assert made.find(0) is None
     for text in ("", "s3://bucket/set", "http://user:password@host:1", "http://", "/etc/passwd", "\xff", "h" * 5000):
         (made.path / "1").write_text(text, encoding="latin-1")
-        assert made.find(1) is None, "an address that is none is not used"
+        assert made.find(1) is None, "an invalid address was used"
     (made.path / "1").unlink()
     os.mkfifo(made.path / "1")
     assert made.find(1) is None

@@ -1,4 +1,4 @@
-"""Sets as values: each operation against a dictionary that is changed in the same way, and no shard byte is written."""
+"""Sets as values: each operation is compared with the same change of a dictionary, and no shard byte is written."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Pa
 
 @pytest.fixture
 def one(packed: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> Path:
-    """A set that may be changed."""
+    """A set that tests may change."""
     return Path(shutil.copytree(packed("tar")[0], tmp_path / "set"))
 
 
@@ -81,8 +81,8 @@ def operations(root: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("to", FORMATS)
-def test_operations_one_after_the_other(to: str, packed: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
-    """Every state is what the same operations make of a dictionary; the shards that are there are never written."""
+def test_operations_in_sequence(to: str, packed: Callable[[str], tuple[Path, Path]], tmp_path: Path) -> None:
+    """Every state equals that of the dictionary after the same operations; existing shards are never written."""
     first, second = packed(to)
     root = Path(shutil.copytree(first, tmp_path / "set"))
     expected, others = content(root), content(second)
@@ -155,17 +155,17 @@ def test_index_operations_write_no_byte_of_a_shard(name: str, one: Path, two: Pa
     result = NO_SHARD_BYTES[name](one, two, tmp_path / "out")
     assert result.written_bytes == 0
     out = result.output
-    assert set(shards(out).values()) <= before, "a shard that is neither old nor a link to one"
+    assert set(shards(out).values()) <= before, "a shard is neither old nor a link to an old one"
     assert wrong(out) == [] and wrong(one) == []
     if name == "join":
         check(one, {key: held for key, held in both.items() if width_of(held) >= 40})
-    if out != one:  # a new set needs the old one no more
+    if out != one:  # a new set does not need the old one any more
         assert content(one) == old
         shutil.rmtree(one)
         assert wrong(out) == []
 
 
-def test_links_to_another_file_system_are_symbolic_and_said(one: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_links_to_another_file_system_are_symbolic_and_reported(one: Path, tmp_path: Path, monkeypatch: Any) -> None:
     def refused(*arguments: object, **named: object) -> None:
         raise OSError(18, os.strerror(18))
 
@@ -182,7 +182,7 @@ def test_links_to_another_file_system_are_symbolic_and_said(one: Path, tmp_path:
 
 # --- append ---------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("source", ["a set that is linked", "its images", "a set of another format"])
-def test_classes_are_unified_by_name(one: Path, two: Path, tmp_path: Path, source: str) -> None:
+def test_appending_unifies_classes_by_name(one: Path, two: Path, tmp_path: Path, source: str) -> None:
     before, states = content(one), shards(one)
     other = {"its images": two.with_name("two-images")}.get(source, two)
     if source == "a set of another format":
@@ -195,7 +195,7 @@ def test_classes_are_unified_by_name(one: Path, two: Path, tmp_path: Path, sourc
     assert states.items() <= shards(one).items()
     assert (result.linked, bool(result.written_bytes)) == ((3, False) if linked else (0, True))
     assert operations(one) == ["append"]
-    if not linked:  # their shards have labels of their own
+    if not linked:  # shards with separate label numbers
         assert read_dataset_info(one).edited == ()
         packer.index([one], workers=1)
         check(one, before | content(two))
@@ -210,7 +210,7 @@ def test_a_split_that_the_set_lacks_is_linked(tmp_path: Path) -> None:
     check(one, expected)
 
 
-def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> None:
+def test_existing_samples_are_refused_or_skipped(one: Path, two: Path) -> None:
     packer.append(one, two, run=RUN)
     state = (one / "dataset.json").read_bytes()
     says = r"5 keys of the split train exist in .* already.*existing='skip'"
@@ -221,7 +221,7 @@ def test_what_is_there_already_is_refused_or_left_out(one: Path, two: Path) -> N
     assert (one / "dataset.json").read_bytes() == state
 
 
-def test_a_conversion_into_a_changed_set_is_not_done_already(tmp_path: Path) -> None:
+def test_a_conversion_into_a_changed_set_is_not_complete(tmp_path: Path) -> None:
     tree, out = images_in(tmp_path / "images", 2), tmp_path / "out"
     convert(tree, out)
     packer.drop(out, keys=["cat/0"])
@@ -232,8 +232,8 @@ def test_a_conversion_into_a_changed_set_is_not_done_already(tmp_path: Path) -> 
     assert names == {"dataset.json", "README.md", "classes.txt", "train-000000.tar", "train.index"}
 
 
-# --- what cannot be one set ------------------------------------------------------------------------------------------
-def test_sets_that_cannot_be_one(one: Path, two: Path, tmp_path: Path) -> None:
+# --- sets that cannot be merged --------------------------------------------------------------------------------------
+def test_sets_that_cannot_be_merged(one: Path, two: Path, tmp_path: Path) -> None:
     rows = "path,label\n" + "".join(f"train/eel/eel1t{i}.jpg,{i}\n" for i in range(3))
     (tmp_path / "n.csv").write_text(rows)
     table = packer.open_source(tmp_path / "n.csv", folder=two.with_name("two-images"))
@@ -268,7 +268,7 @@ def test_fields_of_a_merged_set_are_those_of_all(one: Path, two: Path, tmp_path:
         packer.merge([one, other], tmp_path / "more")
 
 
-def test_labels_of_two_forms_are_not_one_set(tmp_path: Path) -> None:
+def test_sets_with_two_kinds_of_labels_are_not_merged(tmp_path: Path) -> None:
     roots = []
     for number, label in enumerate((0.5, [0.5, 1.0, 2.0], np.array([1, 2, 3]))):
         roots.append(tmp_path / f"set{number}")
@@ -313,7 +313,7 @@ def test_labels_from_a_table(one: Path, tmp_path: Path) -> None:
     packer.relabel(one, labels=table)
     check(one, expected)
     assert read_dataset_info(one).classes == ("cat", "dog", "fox")
-    packer.relabel(one, names={"cat": "1"})  # a class that is called a number, which is then no place of a class
+    packer.relabel(one, names={"cat": "1"})  # a class that is called "1", so 1 does not mean the position of a class
     table.write_text("key,label\ndog/dog0t1,1\n")
     packer.relabel(one, labels=table)
     assert content(one)["train/dog/dog0t1"].label == "1" == read_dataset_info(one).classes[0]
@@ -335,7 +335,7 @@ def test_labels_from_a_table(one: Path, tmp_path: Path) -> None:
         (("1", "0"), {"0": 2}, "no class is called '2', and the classes of this set are called by numbers"),
     ],
 )
-def test_numbers_are_labels_where_that_is_clear(
+def test_numbers_are_labels_where_they_are_unambiguous(
     tmp_path: Path, classes: tuple[str, ...], labels: dict[str, Any], expected: Any
 ) -> None:
     root = written(tmp_path / "set", ("0", "1", "2"), classes)
@@ -388,7 +388,7 @@ def test_a_changed_set_is_staged_ordered_packed_and_extracted(masked: Path, tmp_
     assert [one["operation"] for one in shown["history"]] == ["add-field", "drop", "split"]
 
 
-def test_what_reads_the_shards_themselves_is_refused(masked: Path) -> None:
+def test_readers_of_raw_shards_refuse_a_changed_set(masked: Path) -> None:
     with pytest.raises(readers.FormatError, match="dali would read the shards; pack it again with  packer reshard"):
         packer.export_index(masked, "dali")
     state = (masked / "dataset.json").read_bytes()
@@ -408,7 +408,7 @@ WRONG_COLUMNS: dict[str, tuple[Callable[[Any], Any], str]] = {
 
 
 def test_damage_of_a_changed_set_is_found(masked: Path, tmp_path: Path) -> None:
-    """In its shards; and in its index, by its shards, where dataset.json has the checksum of the wrong column."""
+    """In the shards; and in the index, found by its shards, where dataset.json has the checksum of the wrong column."""
     for shard in (next(masked.glob("train.mask*.tar")), masked / "train-000000.tar"):
         data = flip(shard, 600)
         assert any(shard.name in line for line in wrong(masked)), f"{shard.name} is damaged"
@@ -435,13 +435,13 @@ def test_a_set_with_a_damaged_shard_is_not_linked(one: Path, two: Path, tmp_path
         assert not (tmp_path / "out").exists()
 
 
-def test_resharding_in_place_and_pruning_give_the_bytes_back(one: Path) -> None:
+def test_resharding_in_place_and_pruning_free_the_space(one: Path) -> None:
     packer.drop(one, where='class_name == "dog"')
     expected, before = content(one), sum(state[1] for state in shards(one).values())
     packer.reshard(one, run=RUN)
     check(one, expected)
     assert read_dataset_info(one).edited == ()
-    packer.index([one], workers=1)  # which leaves the old shards alone
+    packer.index([one], workers=1)  # leaves the old shards in place
     check(one, expected)
     pruned = packer.prune(one)
     assert pruned.bytes > before and sum(state[1] for state in shards(one).values()) < before
@@ -465,7 +465,7 @@ def images_in(folder: Path, count: int, first: int = 0, side: int = 80) -> Path:
     return tree_of(folder, files)
 
 
-def test_sets_with_shards_of_the_same_names_are_appended_any_number_of_times(one: Path, tmp_path: Path) -> None:
+def test_sets_with_shards_of_the_same_names_are_appended_repeatedly(one: Path, tmp_path: Path) -> None:
     expected = content(one)
     for number in range(4):
         other = convert(images_in(tmp_path / f"{number}", 2, 10 * number), tmp_path / f"s{number}").output
@@ -475,7 +475,7 @@ def test_sets_with_shards_of_the_same_names_are_appended_any_number_of_times(one
 
 
 @pytest.mark.parametrize(("how", "is_set"), [("resize_short", False), ("ops", True), ("codec", False)])
-def test_appended_samples_are_packed_as_those_of_the_set(tmp_path: Path, how: str, is_set: bool) -> None:
+def test_appended_samples_are_packed_with_the_options_of_the_set(tmp_path: Path, how: str, is_set: bool) -> None:
     from readers.augment import CenterCrop, Resize
 
     if how == "ops":
@@ -494,7 +494,7 @@ def test_appended_samples_are_packed_as_those_of_the_set(tmp_path: Path, how: st
     assert any(note.startswith("packing as this set was packed: ") for note in notes.lines)
 
 
-def test_appended_samples_are_those_that_the_set_takes(tmp_path: Path) -> None:
+def test_append_selects_samples_like_the_set(tmp_path: Path) -> None:
     first = tree_of(images_in(tmp_path / "first", 3), {"train/dog/d.jpg": make_jpeg(50, (80, 60))})
     root = convert(first, tmp_path / "set", where='width >= 64 and class_name in ("cat", "dog")').output
     files = {"train/cat/small.jpg": make_jpeg(3, (20, 20)), "train/eel/e.jpg": make_jpeg(4, (80, 60))}
@@ -518,7 +518,7 @@ def written(root: Path, keys: tuple[str, ...], classes: tuple[str, ...] = (), **
     return root
 
 
-def test_splits_that_differ_by_case_alone_are_not_one_set(tmp_path: Path) -> None:
+def test_splits_that_differ_only_by_case_are_not_merged(tmp_path: Path) -> None:
     first, second = written(tmp_path / "a", ("1", "4"), split="VAL"), written(tmp_path / "b", ("2",), split="val")
     images = tree_of(tmp_path / "images", {"3.jpg": make_jpeg(3)})
     for change in (
@@ -538,7 +538,7 @@ def test_sets_with_folders_of_one_name_are_merged_with_prefixes(tmp_path: Path) 
     assert [*content(tmp_path / "out")] == [f"train/{name}" for name in names]
 
 
-def test_keys_that_are_one_file_name_are_named_before_anything_is_extracted(tmp_path: Path) -> None:
+def test_keys_with_one_file_name_are_named_before_the_extraction(tmp_path: Path) -> None:
     root = written(tmp_path / "set", ("a/b", "a//b", "a/./c", "d"))
     with pytest.raises(readers.OutputError, match=r"a/b\.jpg: two samples of the set have this name"):
         packer.extract(root, tmp_path / "out", workers=1, overwrite=True)
@@ -546,7 +546,7 @@ def test_keys_that_are_one_file_name_are_named_before_anything_is_extracted(tmp_
     assert packer.extract(root, tmp_path / "some", workers=1, keys=["a//b", "a/./c", "d"]).files == 3
 
 
-def test_the_history_does_not_name_what_was_dropped(one: Path) -> None:
+def test_the_history_does_not_name_dropped_samples(one: Path) -> None:
     packer.drop(one, where='key == "cat/cat0t1"')
     packer.drop(one, where='aspect > 1.9 and class_name == "dog"')
     packer.drop(one, keys=["dog/dog0v0"])
@@ -564,8 +564,9 @@ def test_a_field_is_added_to_samples_whose_keys_begin_with_a_dot(tmp_path: Path)
         assert [bytes(reader.read(i, "caption")).decode() for i in range(3)] == list(names[:3])
 
 
-def test_a_set_does_not_say_in_which_folders_its_sources_were(tmp_path: Path) -> None:
-    """They may have the name of a user, and a set is passed on; the names of files and folders stay."""
+def test_a_set_does_not_name_the_folders_of_its_sources(tmp_path: Path) -> None:
+    """Folder names may contain the name of a user, and sets are passed on; names of files and of the last folder
+    stay."""
     home = tmp_path / "home-of-jane"
     home.mkdir()
     one, other = pack_tree(home / "one", "tar", COUNTS), pack_tree(home / "other", "tar", OTHERS, seed=1)
@@ -606,7 +607,7 @@ COMMANDS = {
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs a command in this process: its status, what it prints, and what it says on stderr."""
+    """Runs a command in this process; returns its status, its output, and its text on stderr."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -617,7 +618,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_dry_run_changes_nothing_and_says_what_the_command_will_do(
+def test_a_dry_run_changes_no_file_and_prints_the_effect(
     name: str, one: Path, two: Path, tmp_path: Path, run: Any
 ) -> None:
     out, keys = tmp_path / "out", tmp_path / "keys.txt"
@@ -638,7 +639,7 @@ def test_a_dry_run_changes_nothing_and_says_what_the_command_will_do(
     assert wrong(root) == [] and not (root / ".packing").exists()
 
 
-def test_append_takes_the_options_that_name_what_a_source_calls_things(one: Path, tmp_path: Path, run: Any) -> None:
+def test_append_accepts_the_naming_options_of_a_source(one: Path, tmp_path: Path, run: Any) -> None:
     tree_of(tmp_path / "scans" / "images", {f"{i}.jpg": make_jpeg(90 + i) for i in range(2)})
     table = tmp_path / "scans" / "new.csv"
     table.write_text("file,finding\n0.jpg,dog\n1.jpg,cat\n")
@@ -650,13 +651,13 @@ def test_append_takes_the_options_that_name_what_a_source_calls_things(one: Path
     assert (status, "warning" in errors) == (0, False), errors
     found = {key.rpartition("/")[2]: held.label for key, held in content(one).items()}
     assert (found["0"], found["1"]) == ("dog", "cat")
-    for name in ("cat", "fox"):  # a class that the set has is no matter for a warning
+    for name in ("cat", "fox"):  # no warning for a class that the set has
         tree_of(tmp_path / name, {f"train/{name}/new.jpg": make_jpeg(80)})
         status, _, errors = run("append", one, tmp_path / name, "--workers", "1")
         assert (status, "one class only" in errors) == (0, name == "fox"), errors
 
 
-def test_drop_says_that_the_bytes_stay_and_what_removes_them(one: Path, run: Any) -> None:
+def test_drop_reports_remaining_bytes_and_how_to_remove_them(one: Path, run: Any) -> None:
     status, shown, errors = run("drop", one, "--where", 'key == "cat/cat0t1"')
     assert status == 0 and f"until  packer reshard {one}  and  packer prune {one}" in shown, errors
     for command in ("reshard", "prune"):
@@ -664,7 +665,7 @@ def test_drop_says_that_the_bytes_stay_and_what_removes_them(one: Path, run: Any
     assert not [path for path in one.rglob("*") if path.is_file() and b"cat0t1" in path.read_bytes()]
 
 
-def test_commands_say_what_is_wrong(one: Path, tmp_path: Path, run: Any) -> None:
+def test_errors_of_commands(one: Path, tmp_path: Path, run: Any) -> None:
     (tmp_path / "keys.txt").write_text("no/such\n")
     for arguments, status, message in (
         (["drop", one, "--where", "widht > 3"], 1, "at character 1: 'widht' is not known; there are label"),

@@ -1,4 +1,5 @@
-"""Sets that are changed while they are read, by many at once, or by commands that are killed: the old or the new."""
+"""Sets that are changed while they are read, by many processes at once, or by killed commands: either the old state or
+the new."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def one(base: Path, tmp_path: Path) -> Path:
-    """A set that may be changed."""
+    """A set that tests may change."""
     return Path(shutil.copytree(base / "set", tmp_path / "set"))
 
 
@@ -61,7 +62,7 @@ CHANGES: dict[str, Callable[[Path, Path, Path], Any]] = {
 
 
 def leftovers(root: Path) -> set[str]:
-    """What is in a directory that is neither of its set nor retired."""
+    """Files of a directory that are neither part of its set nor retired."""
     info = read_dataset_info(root)
     known = {"dataset.json", *info.documents, *(retired.path for retired in info.retired)}
     for split in info.splits.values():
@@ -73,7 +74,7 @@ def leftovers(root: Path) -> set[str]:
 
 
 def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertools.count[int]) -> int:
-    """Run a change that ends at each of these calls that change the disk; returns how often it was killed."""
+    """Run a change and kill it at each of these disk-changing calls; returns the number of kills."""
     root, out = folder / "set", folder / "out"
 
     def prepare() -> None:
@@ -103,7 +104,7 @@ def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertool
         is_old = found == old if target == root else not (out / "dataset.json").exists()
         if is_old and killed:
             CHANGES[name](root, base, out)
-        else:  # the next command finds what a killed one left
+        else:  # the next command finds the files of the killed one
             packer.relabel(target, names={})
         check(target, new)
         assert leftovers(target) == set(), where
@@ -115,7 +116,7 @@ def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertool
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_killed_at_some_steps(name: str, base: Path, tmp_path: Path) -> None:
-    """A few kills around the middle and the end of each; the test below tries every step."""
+    """A few kills around the middle and the end of each change; the test below tries every step."""
     assert killed_at_steps(name, base, tmp_path, range(1, 60, 19)) > 0
 
 
@@ -127,8 +128,8 @@ def test_killed_at_every_step(name: str, base: Path, tmp_path: Path) -> None:
     assert kills > (2 if name == "prune" else 20)
 
 
-def test_appends_at_once(one: Path, tmp_path: Path) -> None:
-    """All there once; a set that was opened before is read to its end meanwhile."""
+def test_concurrent_appends(one: Path, tmp_path: Path) -> None:
+    """All samples are there once; meanwhile a set that was opened before is read to its end."""
     expected, count = content(one), 8
     trees = []
     for number in range(count):
@@ -149,7 +150,7 @@ def test_appends_at_once(one: Path, tmp_path: Path) -> None:
     assert leftovers(one) == set()
 
 
-def test_who_has_the_old_set_open_reads_the_old_set(one: Path, base: Path) -> None:
+def test_an_open_reader_keeps_reading_the_old_state(one: Path, base: Path) -> None:
     """Also columns that were not mapped yet, and copies in other processes; until the old files are pruned."""
     old = content(one)
     with readers.open(one, "train", verify=True) as early, readers.open(one, "val") as unread:
@@ -169,7 +170,7 @@ def test_who_has_the_old_set_open_reads_the_old_set(one: Path, base: Path) -> No
     assert content(one).keys() != old.keys() and wrong(one) == []
 
 
-def test_old_indexes_are_removed_after_a_month_and_what_is_in_use_never(one: Path) -> None:
+def test_old_indexes_are_removed_after_a_month_unless_in_use(one: Path) -> None:
     packer.relabel(one, names={"cat": "fox"})
     packer.drop(one, where="width == 32", split="train")
     (retired,) = read_dataset_info(one).retired
@@ -187,7 +188,7 @@ def test_old_indexes_are_removed_after_a_month_and_what_is_in_use_never(one: Pat
     check(one, expected)
 
 
-def test_a_staged_copy_is_of_the_state_that_was_staged(one: Path, tmp_path: Path) -> None:
+def test_a_staged_copy_keeps_the_staged_state(one: Path, tmp_path: Path) -> None:
     old = content(one)
     with readers.stage(one, tmp_path / "node", any_filesystem=True) as first:
         packer.relabel(one, names={"cat": "dog"})

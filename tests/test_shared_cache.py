@@ -1,5 +1,5 @@
-"""The shared cache: the suite for segments in files, in anonymous memory and in an MPI window, and what each does
-beyond it; damaged and foreign files, no room, users that are killed, many processes at once."""
+"""The shared cache: the suite for segments in files, in anonymous memory and in an MPI window, and further promises of
+each; damaged and foreign files, no room, killed users, many processes at once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def open_in(folder: str | Path, **options: Any) -> SharedByteCache:
     return SharedByteCache.open(**{**given, "directory": folder, **options})
 
 
-# --- what each kind of memory does beyond the suite -----------------------------------------------------------------
+# --- promises beyond the suite --------------------------------------------------------------------------------------
 class TestFile(SharedCacheSuite):
     @pytest.fixture(autouse=True)
     def _folder(self, tmp_path: Path) -> Any:
@@ -63,19 +63,19 @@ class TestFile(SharedCacheSuite):
     def open(self, **options: Any) -> SharedByteCache:
         return open_in(self.folder, **options)
 
-    def test_the_same_is_shared_and_others_are_not(self) -> None:
+    def test_caches_of_one_fingerprint_are_shared_and_others_are_not(self) -> None:
         with self.open() as cache, self.open(capacity_bytes=5) as same, pickle.loads(pickle.dumps(cache)) as pickled:
             assert cache.put(0, b"x") and same.get(0) == pickled.get(0) == b"x" and same.capacity_bytes == CAPACITY
             assert not same.put(0, b"y") and pickled.put(1, b"y") and same.stats().users == 3
             facts = self.the_file().stat()
             assert facts.st_mode & 0o777 == 0o600 and facts.st_uid == os.geteuid() and facts.st_nlink == 1
-            assert facts.st_blocks * 512 >= CAPACITY, "the space is reserved"
+            assert facts.st_blocks * 512 >= CAPACITY, "the space is not reserved"
             for other in ({"fingerprint": "set2"}, {"kind": "decoded"}, {"slots": SLOTS + 1}, {"job": "8"}):
                 with self.open(**other) as cache2:
                     assert cache2.get(0) is None and cache2.stats().users == 1
                     assert cache2.put(0, b"z") and cache.get(0) == b"x"
 
-    def test_the_last_user_removes_it(self) -> None:
+    def test_the_last_user_removes_the_file(self) -> None:
         first, second = self.open(), self.open()
         first.put(0, b"x")
         in_child(first.close)
@@ -89,12 +89,12 @@ class TestFile(SharedCacheSuite):
             assert cache.get(0) is None
 
     def test_at_exit(self) -> None:
-        """Workers are ended by multiprocessing, by a signal, and must not be the last users."""
+        """Workers end by multiprocessing, by a signal, and must not be the last users."""
         code = "import sys, test_shared_cache as it; it.keep_workers(sys.argv[1])"
         run_python("-W", "error", "-c", code, self.folder, **HERE)
 
     def test_a_worker_that_outlives_its_parent(self) -> None:
-        """It is then the last user, and ends properly."""
+        """The worker is then the last user, and exits properly."""
         code = "import sys, test_shared_cache as it; it.orphan_a_worker(sys.argv[1])"
         assert run_python("-c", code, self.folder, **HERE).stdout == "last"
 
@@ -107,7 +107,7 @@ class TestFile(SharedCacheSuite):
                 assert cache.get(0) == b"x" and cache.check(0) and cache.stats().hits == 1
                 assert cache.stats().dropped == 0
         with self.open(capacity_bytes=2 * CAPACITY) as cache:
-            assert cache.get(0) is None and cache.capacity_bytes == 2 * CAPACITY, "too small: created again"
+            assert cache.get(0) is None and cache.capacity_bytes == 2 * CAPACITY, "too small, so recreated"
 
     def test_options(self) -> None:
         for wrong in ({"slots": -1}, {"capacity_bytes": -1}, {"backend": "disk"}, {"capacity_bytes": 1 << 41}):
@@ -123,7 +123,7 @@ class TestFile(SharedCacheSuite):
             assert not cache.put(0, b"x") and cache.full and cache.get(0) is None
 
     def test_a_slot_that_is_being_filled(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Empty for all readers and closed to other fills, those of its own process included."""
+        """Empty for all readers and closed to other fills, including those of the same process."""
         with self.open() as cache, self.open() as other:
             seen, write = [], Segment.write
 
@@ -137,7 +137,7 @@ class TestFile(SharedCacheSuite):
             assert seen == [(None, False, False, False)] * 2 and cache.stats().puts == 1
 
     def test_removed_between_opening_and_locking(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """The last user was quicker: what has been opened has no name any more, so a new one is made."""
+        """The last user was faster: the opened file has no name any more, so a new one is made."""
         self.open(persist=True).close()
         path = self.the_file()
 
@@ -151,8 +151,8 @@ class TestFile(SharedCacheSuite):
         with self.open() as cache, self.open() as other:
             assert cache.put(0, b"x") and other.get(0) == b"x" and path.exists()
 
-    def test_killed_after_the_word_was_stored(self) -> None:
-        """The claim is still there; when the slot is dropped its room must not be used by the next fill."""
+    def test_a_fill_killed_after_it_stored_the_word(self) -> None:
+        """The claim is still set; when the slot is dropped the next fill must not use its room."""
         with self.open() as cache, open(self.the_file(), "r+b", buffering=0) as file:
             cache.put(0, b"first")
             view = cache.get(0)
@@ -161,8 +161,8 @@ class TestFile(SharedCacheSuite):
             cache.drop(0)
             assert cache.put(0, b"other") and cache.get(0) == b"other" and view == b"first"
 
-    def test_a_stuck_lock_costs_puts_and_nothing_else(self) -> None:
-        """Its owner was stopped: half a second once, then nothing waits."""
+    def test_a_stuck_lock_delays_only_puts(self) -> None:
+        """The owner of the lock was stopped: one put waits half a second, no later call waits."""
         with self.open() as cache:
             cache.put(0, b"x")
             lock = ByteLocks(os.open(self.the_file(), os.O_RDWR))
@@ -195,7 +195,7 @@ def read_and_wait(cache: SharedByteCache, ready: Any) -> None:
 
 
 def keep_workers(folder: str) -> None:
-    """A view, a forked worker and a spawned one, when this process ends."""
+    """A view, a forked worker and a spawned one at the end of this process."""
     cache = keep_a_view(folder)
     for method in ("fork", "spawn"):
         context = multiprocessing.get_context(method)
@@ -222,7 +222,7 @@ class TestMemfd(SharedCacheSuite):
         given = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY}
         return SharedByteCache.open(**{**given, "backend": "memfd", **options})
 
-    def test_each_is_its_own_and_pickles_while_it_lasts(self, elsewhere: Callable[..., Any]) -> None:
+    def test_anonymous_segments_are_separate_and_pickle_while_open(self, elsewhere: Callable[..., Any]) -> None:
         with self.open() as cache, self.open() as other:
             assert cache.put(0, sample(0)) and other.get(0) is None
             assert elsewhere(in_another_process, cache) == (2, sample(0))
@@ -232,14 +232,14 @@ class TestMemfd(SharedCacheSuite):
         with pytest.raises(ForeignCacheError):
             pickle.loads(pickled)
 
-    def test_no_room(self) -> None:
+    def test_allocation_without_room(self) -> None:
         with pytest.raises(CacheFullError) as caught:
             self.open(capacity_bytes=(1 << 40) - (1 << 21))
         assert caught.value.errno
 
 
 def in_another_process(cache: SharedByteCache) -> tuple[int, bytes]:
-    """Fills a slot; the users, and the first slot."""
+    """Fill a slot in another process; returns the users, and the first slot."""
     with cache:
         cache.put(1, b"y")
         return cache.stats().users, bytes(cache.get(0) or b"")
@@ -297,7 +297,7 @@ class TestMpi(SharedCacheSuite):
         given = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY}
         return SharedByteCache.open(**{**given, "backend": "mpi", **options})
 
-    def test_what_it_cannot(self) -> None:
+    def test_unsupported_options(self) -> None:
         with self.open() as cache, pytest.raises(TypeError, match="MPI window"):
             pickle.dumps(cache)
         with pytest.raises(CacheFullError, match="no room for a window"):
@@ -312,7 +312,7 @@ class TestMpi(SharedCacheSuite):
         environ = {**os.environ, "TMPDIR": str(tmp_path)}
         done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environ)
         assert done.returncode == 0 and done.stdout.count("good") == 3, done.stdout + done.stderr
-        assert list(tmp_path.iterdir()) == [script], "the lock's file has no name any more"
+        assert list(tmp_path.iterdir()) == [script], "the file of the lock still has a name"
 
 
 @pytest.mark.skipif(HAS_MPI, reason="mpi4py is installed")
@@ -343,7 +343,8 @@ def patch(path: Path, offset: int, data: bytes) -> None:
 
 
 def read_all(cache: SharedByteCache) -> int:
-    """Every slot has its own bytes or none, and can be filled if there is room; how many there were."""
+    """Check that every slot has its bytes or none, and can be filled if there is room; returns the number of filled
+    slots."""
     there = 0
     for slot in range(SLOTS):
         data = cache.get(slot)
@@ -355,7 +356,7 @@ def read_all(cache: SharedByteCache) -> int:
     return there
 
 
-def test_what_a_crash_left_is_checked_and_taken_over(tmp_path: Path) -> None:
+def test_the_file_of_a_crash_is_checked_and_taken_over(tmp_path: Path) -> None:
     def read_and_die() -> None:
         cache = open_in(tmp_path)
         assert cache.get(1) == sample(1)
@@ -375,7 +376,7 @@ def test_what_a_crash_left_is_checked_and_taken_over(tmp_path: Path) -> None:
 
 
 def test_flipped_bits(tmp_path: Path) -> None:
-    """Anywhere in header and table, and in the bytes after a crash: an error or a miss, never wrong bytes."""
+    """At any position of header and table, and in the bytes after a crash: an error or a miss, never wrong bytes."""
     rng = np.random.default_rng(3)
     for trial in range(40):
         parts = [(0, 1100), (LAYOUT.words_at, LAYOUT.arena_at)]
@@ -400,7 +401,7 @@ def test_flipped_bits(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("words", ["overlapping", "outside", "into the table", "behind the tail"])
 def test_wrong_offsets(tmp_path: Path, words: str) -> None:
-    """A damaged table yields neither foreign bytes nor a fill over other samples."""
+    """A damaged table causes neither foreign bytes nor a fill over other samples."""
     path = left_by_a_crash(tmp_path)
     at = LAYOUT.words_at
     if words == "overlapping":
@@ -415,7 +416,7 @@ def test_wrong_offsets(tmp_path: Path, words: str) -> None:
         assert all(cache.get(slot) == sample(slot) for slot in range(SLOTS))
 
 
-def test_wrong_words_while_it_is_in_use(tmp_path: Path) -> None:
+def test_wrong_words_in_a_cache_in_use(tmp_path: Path) -> None:
     with open_in(tmp_path) as cache:
         cache.put(0, b"x")
         (path,) = tmp_path.iterdir()
@@ -437,7 +438,7 @@ def test_a_truncated_file_is_replaced(tmp_path: Path, size: int) -> None:
         assert cache.capacity_bytes == CAPACITY and read_all(cache) == 0
 
 
-def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
+def test_foreign_files_stay_unchanged(tmp_path: Path) -> None:
     with open_in(tmp_path):
         (path,) = tmp_path.iterdir()
     other = tmp_path / "other"
@@ -455,7 +456,7 @@ def test_files_of_others_stay_as_they_are(tmp_path: Path) -> None:
         before = path.lstat()
         with pytest.warns(UserWarning, match="made under another name"):
             made, two = open_in(tmp_path), open_in(tmp_path)
-        assert made.put(0, b"x") and two.get(0) == b"x", "all processes meet under the other name"
+        assert made.put(0, b"x") and two.get(0) == b"x", "the processes do not share the other name"
         made.close()
         two.close()
         assert cache.clean_caches(tmp_path, all=True) == []
@@ -475,7 +476,7 @@ def test_another_version_is_not_attached(tmp_path: Path) -> None:
 # --- limits, lists, ends --------------------------------------------------------------------------------------------
 def test_a_full_tmpfs(tmp_path: Path) -> None:
     with tmpfs(tmp_path / "shm", "4m") as folder:
-        assert cache_budget(folder).bytes == 2 << 20, "half of it is margin"
+        assert cache_budget(folder).bytes == 2 << 20, "the margin is not one half"
         assert cache_budget(folder).is_cramped
         with pytest.raises(CacheFullError, match="no room for a cache segment") as caught:
             open_in(folder, capacity_bytes=8 << 20)
@@ -522,7 +523,7 @@ def test_list_and_clean(tmp_path: Path) -> None:
 
 
 def test_sigterm(tmp_path: Path) -> None:
-    """By default it leaves the file for the next user; who asks for it leaves nothing, and still dies of the signal."""
+    """By default it leaves the file for the next user; on request it leaves no file, and still dies of the signal."""
     script = (
         "import sys, os, signal, cache; {}; it = cache.SharedByteCache.open(fingerprint='f', kind='k', slots=3,"
         "capacity_bytes=99, directory=sys.argv[1]); print(flush=True); signal.pause()"
@@ -555,8 +556,8 @@ def test_no_descriptor_and_no_mapping_is_left(tmp_path: Path) -> None:
     assert counts() == before
 
 
-def test_numbers_run_out(tmp_path: Path) -> None:
-    """Beyond 1022 users one reads and does not fill."""
+def test_more_users_than_numbers(tmp_path: Path) -> None:
+    """Beyond 1022 users a process reads and does not fill."""
     with open_in(tmp_path) as cache:
         cache.put(0, b"x")
         (path,) = tmp_path.iterdir()
@@ -571,7 +572,7 @@ def test_numbers_run_out(tmp_path: Path) -> None:
 
 # --- under load -----------------------------------------------------------------------------------------------------
 class AgainstADict(RuleBasedStateMachine):
-    """Several users of one segment, which open, fill, drop and close; two oracles: what is there, and what was seen."""
+    """Several users of one segment open, fill, drop and close; two references: the filled slots, and the bytes seen."""
 
     users = Bundle("users")
     slots = st.integers(0, 11)
@@ -643,7 +644,7 @@ TestAgainstADict.settings = settings(max_examples=6, stateful_step_count=25, dea
 
 
 def fill_and_read(open_it: Callable[[], SharedByteCache], seed: int, begin: Any, results: Any) -> None:
-    """All slots in its own order; returns which ones it has filled, and which had wrong bytes."""
+    """Fill and read all slots in a random order; returns the slots that it filled, and those with wrong bytes."""
     order = random.Random(seed).sample(range(MANY), MANY)
     begin.wait(300)
     cache = open_it()
@@ -685,7 +686,7 @@ def test_five_open_and_fill_at_once(tmp_path: Path, backend: str) -> None:
 
 
 def use_until_killed(folder: Path, seed: int) -> None:
-    """Opens, fills, reads, drops, closes, for ever. Ends with 9 when it sees a wrong byte."""
+    """Open, fill, read, drop and close for ever. Exits with 9 on a wrong byte."""
     draw = random.Random(seed)
     try:
         while True:
@@ -705,9 +706,9 @@ def use_until_killed(folder: Path, seed: int) -> None:
 
 @pytest.mark.parametrize("count", [15, pytest.param(400, marks=pytest.mark.faults)])
 def test_users_killed_and_stopped_at_any_moment(tmp_path: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No wrong byte, no process blocked, no slot that cannot be filled, nothing left after a clean."""
+    """No wrong byte, no blocked process, no slot that cannot be filled, and no file left after a clean."""
     monkeypatch.setattr("cache.shared.file.STANDSTILL_SECONDS", 0.5)
-    warnings.simplefilter("ignore")  # of another name, after a standstill
+    warnings.simplefilter("ignore")  # under another name, after a standstill
     draw = random.Random(7)
     context = multiprocessing.get_context("fork")
     crew: list[Any] = []
@@ -741,7 +742,7 @@ def write_half_and_die(segment: Segment, start: int, data: memoryview) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "killed, without a file", "an error"])
 def test_a_fill_that_fails_half_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
-    """Others see an empty slot, fill it, and use the room it had taken."""
+    """Others see an empty slot, fill it, and use the room that the failed fill had taken."""
     with open_in(tmp_path, backend="memfd" if "without" in how else "file") as shared:
         for slot in range(5):
             with monkeypatch.context() as context:

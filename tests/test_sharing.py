@@ -1,5 +1,5 @@
-"""Nodes that read from each other: the source is read once by all of them together, and a node that fails, hangs or
-gives wrong bytes costs time and no sample; when it is asked again, and what is said of it; nodes as processes."""
+"""Nodes that read from one another: together they read the source once, and a node that fails, hangs or returns wrong
+bytes costs time and no sample; retries and warnings; nodes as processes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ _LOCAL = {"host": "127.0.0.1", "serve": False, "wait_seconds": 0}
 
 
 class Cluster:
-    """Nodes in this process: each with its own store over a counted source, and a server; all in the folder `job`."""
+    """Nodes in this process: each has a separate store over a counted source, and a server; all use the folder
+    `job`."""
 
     def __init__(self, root: Path, own: Sequence[Reader], counted: Sequence[SlowStore], **options: Any) -> None:
         self.own, self.counted, self.nodes = own, counted, len(own)
@@ -71,7 +72,7 @@ def truth(source: Path) -> list[bytes]:
 
 @pytest.fixture
 def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
-    """Makes nodes of which each keeps its part of the samples in a cache of its own, or in a staged copy."""
+    """Makes nodes, each of which has its part of the samples in a cache, or in a staged copy."""
     with ExitStack() as stack:
 
         def cached(nodes: int, **options: Any) -> Cluster:
@@ -105,7 +106,8 @@ def cluster(source: Path, tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
 
 def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: int = 5) -> list[int]:
-    """All nodes read their shares of an epoch, batches announced a step ahead; the samples that came, sorted."""
+    """All nodes read their shares of an epoch, with batches announced a step ahead; returns the samples read,
+    sorted."""
     came: list[int] = []
     for node, reader in enumerate(cluster.readers):
         schedule = make_schedule(order, number, batch, node, cluster.nodes, "exact")
@@ -118,11 +120,11 @@ def epoch(cluster: Cluster, order: Any, number: int, truth: list[bytes], batch: 
     return sorted(came)
 
 
-# --- what all nodes together read from the source -------------------------------------------------------------------
+# --- reads from the source by all nodes -----------------------------------------------------------------------------
 def test_caches_of_a_part_each_read_the_source_once(
     cluster: Any, truth: list[bytes], certificates: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a global shuffle, over all nodes and epochs, the first included; over TLS."""
+    """In a global shuffle, over all nodes and epochs, including the first; over TLS."""
     monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
     made = cluster(3, certificate=certificates / "good.pem")
     assert made.shared[0].url.startswith("https://127.0.0.1:")
@@ -131,7 +133,7 @@ def test_caches_of_a_part_each_read_the_source_once(
         assert made.source_reads == Counter(range(len(truth)))
     for node, reader in enumerate(made.readers):
         part = NodeLocal(len(truth), 3).local_part(node)
-        assert set(made.counted[node].reads) == set(part), "the owner reads it, whichever node asks first"
+        assert set(made.counted[node].reads) == set(part), "a sample was read by a node other than its owner"
         stats = reader.store.stats()
         assert stats.own + stats.near > 0 == stats.far == stats.failures and stats.left_out == ()
     assert sum(reader.store.stats().near for reader in made.readers) > len(truth)
@@ -141,7 +143,8 @@ def test_caches_of_a_part_each_read_the_source_once(
 def test_staged_parts_read_the_source_once(
     cluster: Any, source: Path, truth: list[bytes], nodes: int, overlap: bool
 ) -> None:
-    """All epochs of a node-local order, exchanges too; staged once without overlap, else but for the boundaries."""
+    """All epochs of a node-local order, with exchanges; without overlap shards are staged once, otherwise except at
+    boundaries."""
     made, copies = cluster(nodes, "staged", overlap=overlap)
     order = NodeLocal(len(truth), nodes, exchange_every=2, seed=3)
     for number in range(4):
@@ -155,8 +158,10 @@ def test_staged_parts_read_the_source_once(
         assert stats.near > 0 == stats.far and stats.own + stats.near == 4 * len(truth) // nodes
 
 
-def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], tmp_path: Path, source: Path) -> None:
-    """A copy of the whole set, and a cache above what others hold."""
+def test_local_samples_are_not_requested_from_other_nodes(
+    cluster: Any, truth: list[bytes], tmp_path: Path, source: Path
+) -> None:
+    """With a copy of the whole set, and with a cache above the shared reader."""
     made, _ = cluster(2, "staged", overlap=True)
     with readers.stage(source, tmp_path / "whole", any_filesystem=True) as local:
         whole = readers.open(local, "train", fallback=source)
@@ -175,7 +180,7 @@ def test_what_this_node_has_is_not_asked_for(cluster: Any, truth: list[bytes], t
 
 # --- nodes that fail ------------------------------------------------------------------------------------------------
 class Wrong:
-    """Another node's ranges, with other bytes of the same length; or None of them."""
+    """The ranges of another node, with other bytes of the same length; or an error instead."""
 
     def __init__(self, ranges: Any, how: str) -> None:
         self.ranges, self.how = ranges, how
@@ -193,12 +198,12 @@ class Wrong:
         return [bytes([pieces[0][0] ^ 1]) + pieces[0][1:], *pieces[1:]] if self.how == "a bit" else pieces
 
     def close(self) -> None:
-        """The node itself closes what it has."""
+        """The node itself closes its ranges."""
 
 
 @pytest.fixture
 def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
-    """Makes a node of a cluster fail in some way."""
+    """Makes a node of a cluster fail in the chosen way."""
     with ExitStack() as stack:
 
         def fail(made: Cluster, node: int, how: str) -> None:
@@ -236,16 +241,16 @@ def test_a_node_that_fails_costs_no_sample(cluster: Any, fail: Any, truth: list[
         with pytest.warns(UserWarning, match=r"node 2 is not asked for .* read from the source") as said:
             for _ in range(3):
                 assert [bytes(data) for data in made.readers[0].read_many(range(len(truth)))] == truth
-        assert len(said) == 1, "once"
+        assert len(said) == 1, "not one warning"
 
     hanging(work)
     stats = made.readers[0].store.stats()
     assert stats.left_out == (2,) and stats.far == len(truth), "a third of the samples, three times"
-    assert made.readers[1].store.stats().failures == 0, "each process finds out by itself"
+    assert made.readers[1].store.stats().failures == 0, "another process knows of the failure"
 
 
-def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[bytes], hanging: Any) -> None:
-    """At another port; with what its cache has kept."""
+def test_a_restarted_node_is_asked_again(cluster: Any, truth: list[bytes], hanging: Any) -> None:
+    """At another port, with the samples in its cache."""
     made = cluster(2, timeout_seconds=0.05)
     reader, part = made.readers[0], list(NodeLocal(len(truth), 2).local_part(1))
     made.readers[1].read_many(part)
@@ -259,7 +264,7 @@ def test_a_node_that_was_started_again_is_asked_again(cluster: Any, truth: list[
 
     def until_it_answers() -> None:
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # it has been said
+            warnings.simplefilter("error")  # no second warning
             while not reader.store.stats().near:
                 assert [bytes(data) for data in reader.read_many(part)] == [truth[row] for row in part]
 
@@ -282,7 +287,7 @@ def test_nodes_killed_at_random_lose_no_sample(cluster: Any, truth: list[bytes],
             made.shared[victim].serve(Server)
 
 
-def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: list[bytes], hanging: Any) -> None:
+def test_threads_of_a_loader_count_one_failure(cluster: Any, fail: Any, truth: list[bytes], hanging: Any) -> None:
     made = cluster(2, timeout_seconds=0.2)
     fail(made, 1, "hangs")
 
@@ -302,7 +307,7 @@ def test_threads_of_a_loader_meet_one_failure(cluster: Any, fail: Any, truth: li
     assert len(said) == 1 and made.readers[0].store.stats().failures == 1
 
 
-# --- jobs and nodes that are not there ------------------------------------------------------------------------------
+# --- other jobs and missing nodes -----------------------------------------------------------------------------------
 def test_jobs_in_one_folder_do_not_mix(
     source: Path, tmp_path: Path, truth: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +325,7 @@ def test_jobs_in_one_folder_do_not_mix(
     assert len(list(tmp_path.iterdir())) == 2 and [path.name for path in tmp_path.glob("*/[0-9]*")] == []
 
 
-def test_one_node_shares_with_nobody(source: Path, tmp_path: Path) -> None:
+def test_a_single_node_shares_no_samples(source: Path, tmp_path: Path) -> None:
     with readers.open(source, "train") as plain, readers.share(plain, tmp_path / "job", node=0, nodes=1) as reader:
         assert reader is plain and not (tmp_path / "job").exists()
 
@@ -338,7 +343,7 @@ def test_one_node_shares_with_nobody(source: Path, tmp_path: Path) -> None:
         (lambda r, p: r, {"key": "key.pem"}, "give both"),
     ],
 )
-def test_what_cannot_be_shared(
+def test_readers_that_cannot_be_shared(
     source: Path, jpeg: Any, tmp_path: Path, reader: Any, options: dict[str, Any], message: str
 ) -> None:
     tree_of(tmp_path / "tree", {"a/1.jpg": jpeg(1), "b/2.jpg": jpeg(2)})
@@ -350,7 +355,7 @@ def test_what_cannot_be_shared(
         readers.share(other, tmp_path / "job", **options)
 
 
-def test_an_unsafe_token_or_folder_starts_nothing(source: Path, tmp_path: Path) -> None:
+def test_an_unsafe_token_or_folder_starts_no_server(source: Path, tmp_path: Path) -> None:
     (tmp_path / "token").write_text("0" * 64)
     (tmp_path / "token").chmod(0o644)
     options = {"node": 0, "nodes": 2, "host": "127.0.0.1", "serve": True}
@@ -362,10 +367,10 @@ def test_an_unsafe_token_or_folder_starts_nothing(source: Path, tmp_path: Path) 
     assert [path.name for path in (tmp_path / "job").glob("*/[0-9]*")] == []
 
 
-# --- what a node serves ---------------------------------------------------------------------------------------------
+# --- the ranges of a node -------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def fields(tmp_path_factory: pytest.TempPathFactory, jpeg_of: Any = None) -> Path:
-    """Two fields, one in shards of its own that not all samples have, in an order that is not that of the shards."""
+    """Two fields, one in separate shards that not all samples have, in an order other than that of the shards."""
     root = tmp_path_factory.mktemp("fields")
     pack_tree(root / "set", "hdf5", {"train": {"cat": 12, "dog": 9}}, samples_per_shard=5)
     keys = packer.table(root / "set").keys("train")
@@ -378,7 +383,7 @@ def fields(tmp_path_factory: pytest.TempPathFactory, jpeg_of: Any = None) -> Pat
 
 
 def test_every_payload_is_a_range(fields: Path) -> None:
-    """Whole, in parts, and with its neighbours; what payloads do not cover is not served."""
+    """As a whole, in parts, and with its neighbours; bytes outside payloads are not served."""
     with readers.open(fields, "train") as reader:
         ranges = PayloadRanges(reader)
         sizes = reader.table.columns.shard_bytes
@@ -433,20 +438,18 @@ def gets(web: Proxy) -> Counter[str]:
 
 
 def children() -> set[int]:
-    """The processes that this one has started."""
+    """The child processes of this one."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             found.update(map(int, (thread / "children").read_text().split()))
     return found
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.faults)])
-def test_server_processes_that_are_killed_are_started_again(
-    web: Proxy, packed: Path, tmp_path: Path, kills: int
-) -> None:
-    """The source is read once, by all nodes and in all epochs; after the servers were killed, what they would have
-    given, until they were started again."""
+def test_killed_server_processes_are_restarted(web: Proxy, packed: Path, tmp_path: Path, kills: int) -> None:
+    """All nodes together read the source once in all epochs; after the servers were killed, also the samples of their
+    caches, until the servers were restarted."""
     with ExitStack() as stack:
         local = stack.enter_context(readers.open(packed, "train"))
         truth, own = [bytes(local.read(row)) for row in range(len(local))], []
@@ -488,11 +491,11 @@ def test_server_processes_that_are_killed_are_started_again(
             started = f"the server process of node {node} has ended: it was started again"
             assert sum(started in text for text in texts) == kills
     assert [path.name for path in tmp_path.glob("job/*/*")] == ["token"]
-    assert [*tmp_path.glob("memory-*/*")] == [], "no cache stays"
+    assert [*tmp_path.glob("memory-*/*")] == [], "a cache is left"
 
 
 def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
-    """Until SIGTERM, or as long as a command runs; then its address is gone, and it says what it has served."""
+    """Until SIGTERM, or as long as a command runs; then its address is removed, and it prints what it has served."""
     (tmp_path / "memory").mkdir()
     command = [sys.executable, "-m", "packer", "serve", str(source), str(tmp_path / "job"), "--part", "0/2"]
     command += ["--host", "127.0.0.1", "--cache", "100%", "--json"]
@@ -549,7 +552,7 @@ class Answers(Store):
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """`now` is what the store takes for the time."""
+    """`now` is the time that the store sees."""
     clock = SimpleNamespace(now=100.0)
     monkeypatch.setattr("cache.stores.copied.time", SimpleNamespace(monotonic=lambda: clock.now))
     yield clock
@@ -561,7 +564,7 @@ def rows(*numbers: int) -> Extents:
 
 
 def neighbours(connect: Callable[[int], Store | None], nodes: int = 2) -> Any:
-    """Node 0, of ten rows, and others with as many."""
+    """Node 0, with ten rows, and other nodes with ten rows each."""
     return Neighbours(Answers(), 0, RowOwners(np.arange(nodes + 1) * 10), connect, pause_seconds=5.0)
 
 
@@ -585,7 +588,8 @@ def test_pauses_double_and_the_warning_comes_once(clock: Any, error: Exception |
 
 
 def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
-    """The others read the source until it has answered; then all ask it, and its next failure is a first one."""
+    """The others read the source until the node has answered; then all ask it, and its next failure counts as a first
+    one."""
     answers: list[Answers] = [Answers(SlowError("slow"))]
     store = neighbours(lambda node: answers[-1])
     with pytest.warns(UserWarning, match="not asked for 5 s"):
@@ -596,7 +600,7 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
     trial = threading.Thread(target=store.read_one, args=(12, 0, 0, 2))
     trial.start()
     assert answers[-1].asked.wait(300)
-    assert store.read_one(13, 0, 0, 2) == b"13" and store.stats().far == 2, "the trial is under way"
+    assert store.read_one(13, 0, 0, 2) == b"13" and store.stats().far == 2, "the node was asked during the trial"
     answers[-1].gate.set()
     trial.join()
     assert store.read_one(14, 0, 0, 2) == b"14" and store.stats().near == 2 and store.stats().left_out == ()
@@ -613,7 +617,7 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
     assert store.stats().near == 3
 
 
-def test_many_nodes_that_fail_are_not_a_flood_of_warnings(clock: Any) -> None:
+def test_many_failing_nodes_cause_few_warnings(clock: Any) -> None:
     store = neighbours(lambda node: None, nodes=100)
     with pytest.warns(UserWarning, match="is not asked") as said:
         assert store.read(rows(*range(0, 1000, 7))) == [b"%d" % row for row in range(0, 1000, 7)]

@@ -1,4 +1,4 @@
-"""A simulated job reads what a real one reads: ranks of this process, counted at the system calls."""
+"""A simulated job reads the same bytes as a real one: ranks in this process, counted at the system calls."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from packer.tools.simulate import ORDERS, Job, Machine, Row, Samples, Shuffles, 
 from readers.feed import Feed, FeedOptions
 from readers.order import NodeLocal, Order, Sequential, Shuffled, StagedFirst, block_shuffled
 
-FOREVER = 1000.0  # of patience: a wait that does not end by itself exceeds all limits of tests
+FOREVER = 1000.0  # seconds of patience: a wait that does not end by itself exceeds all limits of tests
 BLOCK_BYTES, WINDOW, EXCHANGE = 3000, 3, 3
 SHUFFLES = Shuffles(ORDERS, block_bytes=BLOCK_BYTES, window=WINDOW, exchange_every=EXCHANGE, shards=3, seed=5)
 
 
 class Counted:
-    """Reads of shards below `root` by the thread that made it, as (node, step): [bytes, requests]."""
+    """Reads of shards below `root` by the thread that created it, as (node, step): [bytes, requests]."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.root, self.thread, self.at = f"{root}/", threading.get_ident(), (0, 0)
@@ -52,7 +52,7 @@ class Counted:
 
 @pytest.fixture
 def counted(source: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Without the sample that each process reads of a shard to recognise it."""
+    """Without the sample of each shard that a process reads to recognise the shard."""
     monkeypatch.setattr("readers.opening.packed.Recognised._is_right", lambda *arguments: True)
     return Counted(source, monkeypatch)
 
@@ -73,7 +73,7 @@ def order_of(name: str, reader: readers.Reader, job: Job) -> Order:
 def open_node(
     name: str, source: Path, order: Any, cache: float, node: int, job: Job, place: dict[str, Any], disks: Path
 ) -> tuple[ExitStack, list[readers.Reader]]:
-    """The readers of a node's ranks, and what closes them. disks: where each node has a directory."""
+    """The readers of a node's ranks, and the stack that closes them. disks: the directory of each node."""
     stack, staged = ExitStack(), name == "staged-first" and cache and not job.peers
     if staged:
         options: dict[str, Any] = {"splits": ("train",), "background": True, "order": order, "fraction": cache}
@@ -92,7 +92,7 @@ def open_node(
 
 
 class OneByOne(Store):
-    """What a node serves: each payload is a range of its own, as those of tar shards are."""
+    """The server of a node: each payload is a separate range, like those of tar shards."""
 
     def __init__(self, source: Store) -> None:
         self.source = source
@@ -142,7 +142,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "cache", "job"), CASES, ids=str)
-def test_bytes_and_requests_are_those_of_real_readers(
+def test_bytes_and_requests_equal_those_of_real_readers(
     name: str, cache: float, job: Job, source: Path, counted: Counted, place: dict[str, Any], tmp_path: Path
 ) -> None:
     shuffles = Shuffles((name,), BLOCK_BYTES, WINDOW, EXCHANGE, shards=SHUFFLES.shards, seed=5)
@@ -159,7 +159,7 @@ def test_bytes_and_requests_are_those_of_real_readers(
         for (node, _), (size, _) in reads.items():
             nodes[node] += size
     copied = row.first.copied // job.nodes
-    if not job.peers:  # then it counts here for the node that asked
+    if not job.peers:  # otherwise a read counts for the node that asked
         assert row.node_source == tuple((nodes + copied).tolist())
     copies = [file.stat().st_size for file in (tmp_path / "0").rglob("train*.tar")]
     assert copied == sum(copies) and bool(copies) == (name == "staged-first" and cache > 0 and not job.peers)
@@ -167,8 +167,8 @@ def test_bytes_and_requests_are_those_of_real_readers(
 
 # --- parts ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("seed", (0, 1, 3, 5))
-def test_requests_are_those_that_one_batch_at_a_time_would_be_planned(seed: int) -> None:
-    """Neighbours near and far, payloads that overlap and repeat, and runs longer than a request may be."""
+def test_merged_requests_equal_those_planned_batch_by_batch(seed: int) -> None:
+    """Near and distant neighbours, payloads that overlap and repeat, and runs longer than a request may be."""
     random = np.random.default_rng(seed)
     gaps = random.choice([0, 512, 16 << 10, (16 << 10) + 1, 1 << 20], 4000)
     length = random.choice([0, 100, 90_000, 5 << 20], 4000, p=(0.1, 0.4, 0.4, 0.1))
@@ -187,7 +187,7 @@ def test_requests_are_those_that_one_batch_at_a_time_would_be_planned(seed: int)
         np.testing.assert_array_equal(found.bytes[chosen], plan.run_length)
 
 
-def test_some_nodes_stand_for_all_within_the_interval() -> None:
+def test_a_sample_of_nodes_estimates_all_within_the_interval() -> None:
     planned = planned_set(20_000, 5000, 10)
     job = Job(50, 2, 4, epochs=3)
     shuffles = Shuffles(("global", "node-local"), exchange_every=3)
@@ -211,7 +211,7 @@ def row_of(found: Simulation, order: str, cache: str) -> Row:
 
 
 def test_neighbours_leave_the_source_one_copy_of_the_set() -> None:
-    """Under every order, what is kept is read once, by the node whose part it is in."""
+    """Under every order, a kept sample is read once, by the node whose part it belongs to."""
     alone, found = small(tail="exact"), small(tail="exact", peers=True)
     for order in ("global", "block", "node-local", "staged-first"):
         row = row_of(found, order, "50 %")
@@ -223,8 +223,8 @@ def test_neighbours_leave_the_source_one_copy_of_the_set() -> None:
     assert exchange.source > 0.7 * found.payload_bytes > 0 == row_of(alone, "node-local", "50 %").epochs[1].source
 
 
-def test_what_binds_is_what_is_short() -> None:
-    """The same traffic on machines that lack one thing each."""
+def test_the_limit_is_the_scarce_resource() -> None:
+    """The same traffic on machines that lack one resource each."""
     planned, job = planned_set(4000, 20_000, 16), Job(4, 2, 5, step_seconds=0.01, epochs=1)
     rich = {"filesystem": 1e12, "node": 1e12, "disk": 1e12, "latency_seconds": 0.0}
     poor: dict[str, dict[str, Any]] = {
@@ -251,8 +251,8 @@ def test_an_epoch_may_be_simulated_in_parts() -> None:
     assert parts.is_exact and parts.rows == whole.rows
 
 
-def test_batches_ahead_fill_what_single_steps_lack() -> None:
-    """A filesystem that delivers what a step reads on average, and not what some do."""
+def test_prefetching_evens_out_single_steps() -> None:
+    """A filesystem whose rate suffices for the average step, but not for every step."""
     planned, stored = planned_set(4000, 20_000, 16), Shuffles(("stored",))
     job = Job(4, 2, 5, step_seconds=0.01, epochs=2)
     mean = simulate(planned, job, caches=[0.5], shuffles=stored).rows[0].epochs[-1].steps.mean
@@ -263,20 +263,20 @@ def test_batches_ahead_fill_what_single_steps_lack() -> None:
     assert seconds[0] > seconds[1] > seconds[2] >= found.steps * job.step_seconds
 
 
-def test_staging_ends_when_the_copies_are_there() -> None:
+def test_staging_ends_with_the_last_copy() -> None:
     planned = planned_set(4000, 20_000, 16)
     machine = Machine(filesystem=4e6, node=2e6, disk=5e6)
     job = Job(4, 2, 5, step_seconds=0.001, epochs=2)
     (row,) = simulate(planned, job, caches=[1.0], shuffles=Shuffles(("staged-first",)), machine=machine).rows
     whole = int(planned.shard_bytes.sum())
     assert row.first.source == row.first.copied == 4 * whole and row.memory.disk == whole
-    assert row.staged_after == pytest.approx(whole / 1e6), "a quarter of the filesystem is the least of the three"
+    assert row.staged_after == pytest.approx(whole / 1e6), "a quarter of the filesystem is not the least of the three"
     assert row.first.binds == "staging" and row.staged_after * 0.9 < row.first.seconds < row.staged_after * 1.1
-    assert 0 < row.first.first_step < row.staged_after / 8, "one shard of sixteen"
+    assert 0 < row.first.first_step < row.staged_after / 8, "not one shard of sixteen"
     assert row.epochs[1].source == 0 and row.epochs[1].first_step < 0.1
 
 
-def test_the_result_is_plain(source: Path) -> None:
+def test_the_result_has_plain_values(source: Path) -> None:
     found = simulate(source, Job(2, 2, 3, epochs=2), split="train", caches=[0.0, "50%", 6000])
     again = json.loads(json.dumps(found.to_dict()))
     assert again["is_exact"] and again["machine"]["filesystem_requests"] is None and len(again["rows"]) == 12
@@ -320,7 +320,7 @@ def command(*arguments: object) -> Result:
     return CliRunner().invoke(cli, ["simulate", *map(str, arguments)])
 
 
-def test_the_command_shows_a_row_of_each_order_and_cache(source: Path) -> None:
+def test_the_command_shows_a_row_for_each_order_and_cache(source: Path) -> None:
     job = ("--split", "train", "--nodes", 2, "--ranks", 2, "--batch-size", 3, "--epochs", 3)
     done = command(source, *job, "--cache", "0", "--cache", "50%", "--orders", "global,staged-first")
     assert done.exit_code == 0, done.output
@@ -350,6 +350,6 @@ def test_a_set_that_is_only_planned() -> None:
         ("nowhere", "does not exist"),
     ],
 )
-def test_the_command_refuses(arguments: str, message: str, source: Path) -> None:
+def test_options_that_the_command_refuses(arguments: str, message: str, source: Path) -> None:
     done = run_packer("simulate", *arguments.format(set=source).split())
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,4 @@
-"""The pages of docs: links lead somewhere, in the repository and on the site; the figure shows what was measured.
+"""The pages of docs: links are valid, in the repository and on the site; the chart shows the measured values.
 
 `make site` builds the site itself, with warnings as errors.
 """
@@ -23,7 +23,7 @@ def prose(path: Path) -> str:
 
 
 def anchors(path: Path) -> set[str]:
-    """Of the headings of a page, as code forges and MyST make them."""
+    """The anchors of the headings of a page, as code forges and MyST make them."""
     found: list[str] = []
     for heading in re.findall(r"^#+ +(.*?) *$", prose(path), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
@@ -36,7 +36,7 @@ def test_links_lead_to_files_and_headings(path: Path) -> None:
     text = re.sub(r"`[^`]+`(?!\])", "", prose(path))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         file, _, anchor = target.partition("#")
-        if "://" in file or file.startswith(("mailto:", "reference/")):  # docs/reference is made from the code
+        if "://" in file or file.startswith(("mailto:", "reference/")):  # docs/reference is generated from the code
             continue
         place = path.parent / file if file else path
         assert place.exists(), f"{path.name}: {target}: there is no such file"
@@ -64,7 +64,7 @@ def test_the_figure_shows_the_table() -> None:
     assert FIGURE.read_text(encoding="utf-8") == drawn(page), "run  python docs/site/chart.py"
 
 
-def test_links_of_a_page_are_made_for_the_site(tmp_path: Path) -> None:
+def test_links_of_a_page_are_rewritten_for_the_site(tmp_path: Path) -> None:
     pytest.importorskip("sphinx", reason="sphinx is not installed: make site")
     from links import rewritten
 

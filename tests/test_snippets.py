@@ -1,4 +1,4 @@
-"""The code of README.md and docs runs as it is printed, and names in the texts exist (suites/snippets.py)."""
+"""The code of README.md and docs runs as printed, and names in the texts exist (suites/snippets.py)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Place:
 
 @pytest.fixture
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Page:
-    """Nothing of the user's is read or written."""
+    """The environment of a page: no file of the user is read or written."""
     for name in ("home", "tmp", "scratch"):
         (tmp_path / name).mkdir()
     for name in ("PACKER_TRACEBACK", "SLURM_JOB_ID", "WORLD_SIZE"):
@@ -84,7 +84,7 @@ OPTIONS = {name: {"--help", "-h", "--version"} | options_of(command) for name, c
 SCRIPTS = [path for folder in ("benchmarks", "examples", "tests") for path in (ROOT / folder).rglob("*.py")]
 THEIRS = {  # options of our scripts
     option for path in SCRIPTS for option in re.findall(r'"(--[a-z][a-z0-9-]+)"', path.read_text(encoding="utf-8"))
-} | {  # as keywords of benchmarks' `main`
+} | {  # keywords of `main` of the benchmarks
     f"--{keyword.arg}".replace("_", "-")
     for path in (ROOT / "benchmarks").glob("*.py")
     for call in ast.walk(ast.parse(path.read_text(encoding="utf-8")))

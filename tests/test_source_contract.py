@@ -1,4 +1,4 @@
-"""Trees, archives, tables, packed sets, files of records and folders of these keep the contract of sources."""
+"""Trees, archives, tables, packed sets, record files and folders of these keep the contract of sources."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ TREE = {
     f"{split}/{CLASSES[number % 2]}/{number}.jpg": PICTURES[number]
     for number, split in enumerate(["train"] * 9 + ["val"] * 3)
 }
-NAMES = sorted(TREE, key=lambda name: name.split("/"))  # a tree's own order
+NAMES = sorted(TREE, key=lambda name: name.split("/"))  # the order of a tree
 MEMBERS = [(f"images/{name}", TREE[name]) for name in NAMES]
 
 
 # --- trees and tables ---------------------------------------------------------------------------------------------
 def tree_found(root: Path | None = None, *more: Callable[[int], bytes | None]) -> Found:
-    """The content of a tree of these pictures, in any container. more: further fields, by the place of a sample."""
+    """The content of a tree of these pictures, in any container. more: further fields, as functions of a sample's
+    number."""
     splits: dict[str, Any] = {"train": [], "val": []}
     for place, name in enumerate(NAMES):
         split, label, _ = name.split("/")
@@ -60,7 +61,7 @@ def packed_layout(to: str) -> Layout:
 
 
 def items(folder: Path) -> Path:
-    """A data set an image, in groups like folders."""
+    """A dataset for each image, in groups that correspond to folders."""
     with h5py.File(folder / "images.h5", "w") as file:
         for name in NAMES:
             file[name] = np.void(TREE[name])
@@ -128,7 +129,7 @@ def folder_of(root: Path, shard: Callable[[Path, range], Path] = as_tar) -> Path
 
 
 def shards_found(named: bool, files: dict[str, range]) -> Found:
-    """Keys are the names in the shard, or the places in it."""
+    """The keys are the names in the shard, or the positions in it."""
     splits: dict[str, Any] = {}
     for name, numbers in files.items():
         for place, number in enumerate(numbers):
@@ -170,14 +171,14 @@ class TestSources(LayoutSuite):
 @pytest.mark.parametrize("layout", [packed_layout(to) for to in ("hdf5", "tfrecord", "tar")], ids=lambda its: its.data)
 class TestPackedSet(LayoutSuite):
     def test_files_that_change_make_another_listing(self, root: Path) -> None:
-        """Not by their times: a set knows the checksums of its samples."""
+        """File times do not matter: a set knows the checksums of its samples."""
 
     def data_files(self, root: Path) -> set[Path]:
         return {path for path in super().data_files(root) if path.parent == root}
 
 
 # --- folders of shards --------------------------------------------------------------------------------------------
-def test_the_folders_of_splits_say_the_split(tmp_path: Path) -> None:
+def test_the_names_of_folders_are_the_splits(tmp_path: Path) -> None:
     for split, numbers in (("train", range(5)), ("val", range(5, 9))):
         (tmp_path / "set" / split).mkdir(parents=True)
         as_tar(tmp_path / "set" / split / "000000", numbers)
@@ -185,8 +186,8 @@ def test_the_folders_of_splits_say_the_split(tmp_path: Path) -> None:
     assert {name: len(part) for name, part in listing.splits.items()} == {"train": 5, "val": 4}
 
 
-def test_names_without_a_split_are_one(tmp_path: Path) -> None:
-    """A missing number is a warning; keys that several shards have begin with their shard."""
+def test_names_without_a_split_form_one_split(tmp_path: Path) -> None:
+    """A missing number is a warning; keys that occur in several shards are prefixed with the shard."""
     for name in ("000000", "000002"):
         as_tar(tmp_path / name, range(2))
     source = packer.open_source(tmp_path)
@@ -251,7 +252,7 @@ def test_names_of_classes_without_numbers_are_labels(tmp_path: Path, feature: st
     assert (listing.classes, listing.splits["train"].labels.tolist()) == ((), [10, 2, 7, 2])
 
 
-def test_names_of_classes_without_numbers_are_named_by_an_index(tmp_path: Path) -> None:
+def test_an_index_names_class_names_without_numbers(tmp_path: Path) -> None:
     texts_of(tmp_path / "x.tfrecord", "image__class__text", [b"dog", b"cat"])
     result = packer.index(tmp_path / "x.tfrecord", output=tmp_path / "out", workers=1)
     assert any("2 images (the first: 0) with a class name but no number" in text for text in result.warnings)

@@ -1,5 +1,5 @@
-"""Images with annotations: COCO, Pascal VOC, YOLO, ILSVRC and CelebA, in their layouts, against DALI and pycocotools,
-and with files that deceive.
+"""Images with annotations: COCO, Pascal VOC, YOLO, ILSVRC and CelebA, in their layouts, compared with DALI and
+pycocotools, and with malicious files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def numbers(*labels: int) -> bytes:
 
 
 def lit(orientation: int) -> tuple[bytes, np.ndarray, list[int]]:
-    """A PNG, bright in columns 30 to 38 of rows 2 to 10 as stored; where it is bright as displayed, and that box."""
+    """A PNG, bright in columns 30 to 38 of rows 2 to 10 as stored; a mask of the bright part as displayed, and its
+    box."""
     pixels = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
     pixels[2:10, 30:38] = 255
     exif, memory = Image.Exif(), io.BytesIO()
@@ -63,7 +64,7 @@ CATEGORIES = [
     {"id": 1, "name": "person", "supercategory": "person"},
     {"id": 7, "name": "train", "supercategory": "vehicle"},
 ]
-CLASSES = ("person", "train", "dog")  # by rising id
+CLASSES = ("person", "train", "dog")  # by ascending id
 RUNS = {"size": [HEIGHT, WIDTH], "counts": [24 * 20, 48, 24 * 18]}  # two columns, from 20 on
 RUNS_AS_TEXT = {"size": [HEIGHT, WIDTH], "counts": "P?`1`="}  # the same, as pycocotools writes it
 
@@ -95,7 +96,7 @@ def pack_json(value: Any) -> bytes:
 
 
 def coco_of(root: Path, **files: Any) -> Path:
-    """annotations/<name>.json, and the pictures in val2017."""
+    """A COCO folder: annotations/<name>.json, and the pictures in val2017."""
     texts = {f"annotations/{name}.json": pack_json(value) for name, value in files.items()}
     return tree_of(root, {**texts, **{f"val2017/{name}": data for name, data in IN_COCO.items()}})
 
@@ -107,7 +108,7 @@ def coco(root: Path) -> Path:
 
 
 def coco_truth(root: Path) -> Found:
-    """In the order of the lists; the texts in the field json are those of the files."""
+    """The content in the order of the lists; the texts in the field json are those of the files."""
     of_boxes = {
         "000009": (boxes([1.5, 2.25, 11.5, 5.25]), numbers(1)),
         "000002": (boxes([4, 4, 12, 10], [20, 0, 22, HEIGHT]), numbers(2, 0)),
@@ -152,7 +153,7 @@ def xml(*objects: tuple[str, float, float, float, float], size: tuple[int, int] 
 
 
 def palette_png(pixels: np.ndarray) -> bytes:
-    """Class numbers as VOC has them: indices of a palette."""
+    """Class numbers as in VOC: indices of a palette."""
     image, memory = Image.fromarray(pixels, "P"), io.BytesIO()
     image.putpalette([value for colour in range(256) for value in (colour * 7 % 256, colour, 0)])
     image.save(memory, "PNG")
@@ -243,7 +244,7 @@ def kaggle(root: Path, **more: bytes) -> Path:
 
 
 def kaggle_with_boxes(root: Path) -> Path:
-    """Boxes of two images, one of them annotated at twice its size."""
+    """Boxes of two images, one of which is annotated at twice its size."""
     annotations = {
         "train/n02/n02_2.xml": xml(("n02", 4, 2, 12, 10), ("n02", 39, 23, 41, 25)),
         "val/ILSVRC2012_val_00000001.xml": xml(("n03", 20, 8, 40, 24), size=(80, 48)),
@@ -285,7 +286,7 @@ def attributes(number: int) -> list[int]:
 
 
 PARTITION = "".join(f"{name} {part}\n" for name, part in zip(FACES, PARTS, strict=True))
-# The real list pads -1 and 1 to two characters, and ends each line with a space or not.
+# The original list pads -1 and 1 to two characters, and ends lines with or without a space.
 LIST = f"{len(FACES)}\n{' '.join(ATTRIBUTES)} \n" + "".join(
     f"{name} {' '.join(f'{value:2d}' for value in attributes(number))}\n" for number, name in enumerate(FACES)
 )
@@ -390,11 +391,11 @@ REFUSED: list[tuple[Callable[..., Path], str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("write", "name", "text", "message"), REFUSED)
-def test_lists_that_deceive_are_refused(tmp_path: Path, write: Any, name: str, text: bytes, message: str) -> None:
+def test_malicious_lists_are_refused(tmp_path: Path, write: Any, name: str, text: bytes, message: str) -> None:
     root = tree_of(write(tmp_path / "set"), {name: text})
     said = refusal(root, **({"label_column": "identity"} if write is celeba else {}))
     assert message in said and len(said) < 700, said
-    assert write is not yolo or said.count(name) == 1, f"names the file once: {said}"
+    assert write is not yolo or said.count(name) == 1, f"does not name the file once: {said}"
 
 
 def of_two(**more: Any) -> bytes:
@@ -450,7 +451,7 @@ OF_SAMPLE = {coco_of: "000002.jpg", voc: "2007_000000", yolo: LABELS}
 
 
 @pytest.mark.parametrize(("write", "name", "text", "message"), BAD)
-def test_an_annotation_that_deceives_is_a_bad_sample(
+def test_a_malicious_annotation_is_a_bad_sample(
     tmp_path: Path, write: Any, name: str, text: bytes, message: str
 ) -> None:
     root = tree_of(write(tmp_path / "set"), {name: text})
@@ -460,7 +461,7 @@ def test_an_annotation_that_deceives_is_a_bad_sample(
     assert (result.samples, result.left_out["skipped"]) == ({coco_of: 2, voc: 3, yolo: 4}[write], 1)
 
 
-def test_an_image_of_a_list_that_is_not_there_is_a_bad_sample(tmp_path: Path) -> None:
+def test_a_listed_image_that_is_missing_is_a_bad_sample(tmp_path: Path) -> None:
     root = voc(tmp_path / "voc", **{OF_VOC: b"2007_999999\n"})
     assert "2007_999999.jpg' cannot be opened" in pack_error(root, tmp_path / "out")
     root = celeba(tmp_path / "celeba")
@@ -469,17 +470,17 @@ def test_an_image_of_a_list_that_is_not_there_is_a_bad_sample(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("width", "height"), [(80, 48), (HEIGHT, WIDTH), (0, 0), (1 << 40, 1 << 40)])
-def test_a_size_that_is_not_the_image_s_is_a_bad_sample(tmp_path: Path, width: int, height: int) -> None:
+def test_a_wrong_image_size_is_a_bad_sample(tmp_path: Path, width: int, height: int) -> None:
     root = coco_of(tmp_path / "coco", instances_val2017=instances(IMAGES, *NOTES, width=width, height=height))
     assert "has 40 x 24 pixels, but its annotations are for" in pack_error(root, tmp_path / "out")
 
 
-# --- where annotations are ----------------------------------------------------------------------------------------
+# --- positions of annotations -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_boxes_turn_with_the_image(tmp_path: Path, orientation: int) -> None:
-    """A box, an outline, a point and a mask on the only bright part of an image stay there when it is displayed.
+    """A box, an outline, a point and a mask on the only bright part of an image stay there when the image is displayed.
 
-    Where the size does not show which image COCO means, it is the stored one; YOLO counts in the displayed image.
+    Where the size does not decide which image COCO refers to, it is the stored one; YOLO refers to the displayed image.
     """
     png, bright, seen = lit(orientation)
     for of, box, size in (("stored", [30, 2, 38, 10], SIZE), ("displayed", seen, SIZE[::-1])):
@@ -505,7 +506,7 @@ def test_boxes_turn_with_the_image(tmp_path: Path, orientation: int) -> None:
     np.testing.assert_allclose(values(packer.open_source(root))["7"]["boxes"], [seen], atol=1e-3)
 
 
-def test_coco_parts_are_splits_and_those_without_images_are_skipped(tmp_path: Path) -> None:
+def test_coco_parts_are_splits_and_parts_without_images_are_skipped(tmp_path: Path) -> None:
     root = coco_of(
         tmp_path / "coco",
         instances_val2017=instances(IMAGES, *NOTES),
@@ -517,7 +518,7 @@ def test_coco_parts_are_splits_and_those_without_images_are_skipped(tmp_path: Pa
     listing = packer.open_source(root).list(None)
     assert {name: len(part) for name, part in listing.splits.items()} == {"test": 1, "val": 3}
     assert [text for text in listing.warnings if "train2017 is skipped: its images (such as '000077.jpg')" in text]
-    assert values(packer.open_source(root), "test")["000005"]["boxes"] is None, "what is in it is not known"
+    assert values(packer.open_source(root), "test")["000005"]["boxes"] is None, "annotations of an unannotated split"
     with pytest.raises(SourceError, match=r"no split 'train'; it has test, val"):
         packer.open_source(root).list("train")
 
@@ -584,7 +585,7 @@ def test_dali_reads_the_same_boxes_and_labels(tmp_path: Path) -> None:
     for i in range(12):
         read = ours[f"{int(np.array(ids.at(i)).item()):06d}"]
         assert np.array_equal(read["boxes"], their_boxes.at(i).reshape(-1, 4))
-        names = [CATEGORIES[label - 1]["name"] for label in labels.at(i).ravel()]  # as they come in the file, from 1
+        names = [CATEGORIES[label - 1]["name"] for label in labels.at(i).ravel()]  # as in the file, from 1
         assert [CLASSES[label] for label in read["box_labels"]] == names
 
 
@@ -603,12 +604,12 @@ def test_pycocotools_reads_the_same_masks(tmp_path: Path) -> None:
     theirs, ours = cocotools.COCO(str(root / OF_COCO)), values(packer.open_source(root), "val")
     for number in images:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of how it makes arrays
+            warnings.simplefilter("ignore", DeprecationWarning)  # from the way it makes arrays
             expected = theirs.annToMask(theirs.anns[number]) > 0
         read = ours[str(number)]["mask"] > 0
         edge = expected ^ np.roll(expected, 1, 0) | expected ^ np.roll(expected, -1, 0)
         edge |= expected ^ np.roll(expected, 1, 1) | expected ^ np.roll(expected, -1, 1)
-        assert not (expected ^ read)[~edge].any(), "they differ at the outline alone, where pycocotools rounds"
+        assert not (expected ^ read)[~edge].any(), "they may differ only at the outline, where pycocotools rounds"
         assert number != 5 or (expected == read).all()
 
 
@@ -622,7 +623,7 @@ def test_runs_as_numbers_and_as_text_are_the_same_mask(tmp_path: Path) -> None:
 
 
 def test_a_large_coco_file_is_listed_part_by_part(tmp_path: Path) -> None:
-    """Parts that lie across the pieces in which a file is read, with text that is not ASCII, are read right."""
+    """Objects that cross the chunks in which a file is read, with non-ASCII text, are read correctly."""
     images = {number: f"{number:05d}.jpg" for number in range(100)}
     notes = [
         note(number, number % 100, bbox=[number % 7, 1, 2, 3], about="ü" * (number % 13) + "x" * 3000)
@@ -638,7 +639,7 @@ def test_a_large_coco_file_is_listed_part_by_part(tmp_path: Path) -> None:
         assert read[f"{number:05d}"]["json"]["instances"] == its
 
 
-def test_numbers_across_the_pieces_of_a_coco_file_are_whole(tmp_path: Path) -> None:
+def test_numbers_across_the_chunks_of_a_coco_file_are_complete(tmp_path: Path) -> None:
     head, path = b'{"pad": "', tmp_path / "large.json"
     for before in range(0, 60, 7):
         pad = b"x" * ((1 << 20) - len(head) - before)
@@ -650,7 +651,7 @@ def test_numbers_across_the_pieces_of_a_coco_file_are_whole(tmp_path: Path) -> N
 
 
 def test_a_pixel_is_inside_an_outline_by_the_even_odd_rule() -> None:
-    """Outlines that cross themselves and leave the image, against a count of crossings for each pixel."""
+    """Outlines that cross themselves and leave the image, compared with a count of crossings for each pixel."""
     rng = np.random.default_rng(7)
     columns, rows = np.meshgrid(np.arange(WIDTH) + 0.5, np.arange(HEIGHT) + 0.5)
     for _ in range(20):
@@ -662,7 +663,7 @@ def test_a_pixel_is_inside_an_outline_by_the_even_odd_rule() -> None:
 
 
 # --- VOC in detail ------------------------------------------------------------------------------------------------
-def test_voc_s_classes_are_the_twenty_and_a_mask_has_the_class_and_one(tmp_path: Path) -> None:
+def test_voc_has_twenty_classes_and_masks_count_from_one(tmp_path: Path) -> None:
     source = packer.open_source(voc(tmp_path / "VOC"))
     read, classes = values(source)["2007_000000"], source.list(None).classes
     assert len(classes) == 20 and [classes[label] for label in read["box_labels"]] == ["dog", "person"]
@@ -670,7 +671,7 @@ def test_voc_s_classes_are_the_twenty_and_a_mask_has_the_class_and_one(tmp_path:
     assert [item["difficult"] for item in read["json"]["object"]] == ["0", "1"]
 
 
-def test_voc_s_images_and_masks_come_back_as_they_were(tmp_path: Path) -> None:
+def test_images_and_masks_of_voc_come_back_unchanged(tmp_path: Path) -> None:
     packer.convert(voc(tmp_path / "VOC"), "hdf5", tmp_path / "set", run=packer.Run(workers=1))
     packer.extract(tmp_path / "set", tmp_path / "out")
     for name in ("JPEGImages/2007_000000.jpg", DRAWN, DRAWN.replace("Class", "Object")):
@@ -699,7 +700,7 @@ def test_yolo_in_splits_without_names(tmp_path: Path) -> None:
     assert listing.left_out == [("train/labels/alone.txt", "labels without an image")]
     assert [text for text in listing.warnings if "no names of the classes" in text]
     assert values(source, "valid")["a/valid"]["box_labels"].tolist() == [1, 2]
-    assert values(source, "test")["9"]["boxes"] is None, "a split without labels"
+    assert values(source, "test")["9"]["boxes"] is None, "the split has labels"
     tree_of(root, {"classes.txt": b"cat\ndog\n\nowl\n"})
     assert packer.open_source(root).list(None).classes == ("cat", "dog", "owl")
 
@@ -726,7 +727,7 @@ def test_yolo_with_poses(tmp_path: Path, each: int, seen: bytes, unseen: bytes) 
 
 
 def flat_set(root: Path, yaml: str, **more: bytes) -> Path:
-    """Four images of one folder, which data.yaml deals to splits."""
+    """Four images of one folder, which data.yaml distributes over splits."""
     pytest.importorskip("yaml", reason="PyYAML is not installed")
     files = {f"images/{number}.jpg": PICTURES[number] for number in range(4)}
     files |= {f"labels/{number}.txt": b"%d 0.5 0.5 1 1\n" % (number % 3) for number in range(4)}
@@ -796,7 +797,7 @@ def test_images_that_data_yaml_does_not_name_are_left_out_and_listed(tmp_path: P
     assert [path for path, reason in left_out.items() if reason == "in no split"] == unnamed and "notes.md" in left_out
 
 
-def test_paths_of_data_yaml_that_are_nowhere_are_a_warning(tmp_path: Path) -> None:
+def test_missing_paths_of_data_yaml_are_a_warning(tmp_path: Path) -> None:
     (warning,) = packer.open_source(yolo(tmp_path / "set")).list(None).warnings
     assert "train: '/nowhere'" in warning and "splits are those of the folders: train, val" in warning
 
@@ -823,7 +824,7 @@ def test_splits_that_cannot_be_followed_are_refused(tmp_path: Path, yaml: str, l
     assert message in said and len(said) < 700, said
 
 
-def test_labels_beside_their_images_are_read_as_labelimg_has_them(tmp_path: Path) -> None:
+def test_labels_beside_their_images_are_read_like_those_of_labelimg(tmp_path: Path) -> None:
     files = {"a/0.jpg": PICTURES[0], "a/0.txt": BOXES, "1.png": PICTURES[1], "classes.txt": OWLS}
     source = packer.open_source(tree_of(tmp_path / "set", files))
     listing = source.list(None)
@@ -855,8 +856,8 @@ def test_the_lists_of_darknet_are_splits(tmp_path: Path) -> None:
 
 
 # --- ILSVRC in detail ---------------------------------------------------------------------------------------------
-def test_an_archive_of_archives_by_itself_has_a_class_for_each(tmp_path: Path) -> None:
-    """GNU tar's own archives too, with links inside."""
+def test_an_archive_of_archives_has_a_class_for_each(tmp_path: Path) -> None:
+    """Including archives by GNU tar, with links inside."""
     expected = ilsvrc_found().splits["train"]
     whole = archives(tmp_path / "in") / "ILSVRC2012_img_train.tar"
     packed = tmp_path / "train.tar.gz"
@@ -894,7 +895,7 @@ def test_a_damaged_archive_of_archives_is_refused(tmp_path: Path, spoil: Any) ->
 
 
 def kit(root: Path, numbers: str) -> None:
-    """The development kit: synsets in the order of their numbers, and the numbers of val."""
+    """The development kit: synsets in the order of their numbers, and the class numbers of val."""
     io_of_scipy = pytest.importorskip("scipy.io", reason="scipy, which reads meta.mat, is not installed")
     rows = np.zeros((len(SYNSETS), 1), [("ILSVRC2012_ID", object), ("WNID", object), ("words", object)])
     for number, name in enumerate(SYNSETS, 1):
@@ -918,7 +919,7 @@ def test_the_development_kit_gives_the_labels_of_val(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["next to the images", "above val", "next to train and val", "above CLS-LOC"])
-def test_val_with_its_table_wherever_that_is(tmp_path: Path, where: str) -> None:
+def test_val_with_its_table_in_any_place(tmp_path: Path, where: str) -> None:
     root = kaggle(tmp_path / "ILSVRC")
     source = root / "Data/CLS-LOC" / ("val" if where in ("next to the images", "above val") else "")
     if where.startswith("next"):
@@ -939,8 +940,8 @@ def test_images_of_val_without_a_label_are_a_warning(tmp_path: Path) -> None:
         assert any(f"{labels.count(-1)} images of val without a label" in text for text in listing.warnings)
 
 
-def test_a_class_that_train_lacks_leaves_the_labels_of_train_as_they_are(tmp_path: Path) -> None:
-    """As torchvision numbers them: by the folders of train."""
+def test_a_class_that_train_lacks_does_not_change_the_labels_of_train(tmp_path: Path) -> None:
+    """Numbered as by torchvision: by the folders of train."""
     solution = SOLUTION.replace(OF_VAL[1], "n00")
     for root in (kaggle(tmp_path / "kaggle", **{SOLVED: solution.encode()}), archives(tmp_path / "tars", solution)):
         listing = packer.open_source(root).list(None)
@@ -955,7 +956,7 @@ def test_a_class_that_train_lacks_leaves_the_labels_of_train_as_they_are(tmp_pat
     ("column", "expected"),
     [(None, [-1] * 6), ("identity", [2880, 2880, 2881, 2881, 2882, 2882]), ("Smiling", [1, 0, 1, 1, 0, 0])],
 )
-def test_labels_of_celeba_are_given_on_request(tmp_path: Path, column: str | None, expected: list[int]) -> None:
+def test_labels_of_celeba_are_optional(tmp_path: Path, column: str | None, expected: list[int]) -> None:
     listing = packer.open_source(celeba(tmp_path), label_column=column).list(None)
     assert [label for split in SPLITS for label in listing.splits[split].labels.tolist()] == expected
 
@@ -1013,4 +1014,4 @@ def test_is_valid_is_true_or_false(tmp_path: Path) -> None:
     assert "line 4: 'is_valid' is 'maybe', expected True or False" in refusal(imagenette(tmp_path, "maybe"))
     plain = tmp_path / "plain.csv"
     plain.write_text("path,is_valid\ntrain/n02979186/n02979186_train.JPEG,True\n")
-    assert list(packer.open_source(plain).list(None).splits) == ["train"], "elsewhere is_valid means something else"
+    assert list(packer.open_source(plain).list(None).splits) == ["train"], "elsewhere is_valid has another meaning"

@@ -1,4 +1,5 @@
-"""Archives of image trees, made by GNU tar, zip and by hand: as the suite of sources wants them, odd, and hostile."""
+"""Archives of image trees, made by GNU tar, zip and by hand: regular ones with the suite of sources, unusual, and
+hostile ones."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ def tree(tmp_path: Path) -> Path:
 
 
 def make_archive(tree: Path, suffix: str) -> Path:
-    """An archive of a tree, in another order."""
+    """An archive of a tree, whose members are in another order."""
     members = [(f"flowers/{name}", data) for name, data in reversed(files_of(tree).items())]
     data = zip_of(*members) if suffix == "zip" else COMPRESS[suffix](tar_of(*members))
     return write(tree.parent / f"flowers.{suffix}", data)
@@ -90,13 +91,13 @@ def test_a_compressed_archive_is_unpacked_once_for_all_shards_of_a_process(
 
     monkeypatch.setattr(gzip, "GzipFile", Counted)
     pack(source, tmp_path / "out", "tar", samples_per_shard=1)
-    # to recognise a tar without labels, to list it, and to pack it; train is behind val, so packing starts over
+    # to recognise a tar without labels, to list it, and to pack it; train is after val, so packing starts over
     before = len(opened)
     assert before <= 4
     data = pickle.dumps(source)
     assert len(data) < 1000
     for part in source.list(None).splits.values():
-        for place in part.places:  # each with a source of its own, as tasks have
+        for place in part.places:  # each with a new source, as in tasks
             with pickle.loads(data).open() as reader:
                 reader.head(place)
     assert len(opened) - before <= 4
@@ -112,7 +113,7 @@ def test_a_compressed_archive_is_unpacked_once_for_all_shards_of_a_process(
 def test_gnu_tar(tree: Path, tmp_path: Path, form: str, compress: str) -> None:
     if compress == "--zstd" and shutil.which("zstd") is None:
         pytest.skip("no zstd command here")
-    if form in ("v7", "ustar"):  # which cannot hold such a name
+    if form in ("v7", "ustar"):  # formats that cannot store such a name
         (tree / f"train/b/{LONG}.jpg").unlink()
     os.link(tree / "train/a/1.jpg", tree / "train/b/hard.jpg")
     (tree / "train/b/soft.jpg").symlink_to("../a/sub/0.jpg")
@@ -214,7 +215,7 @@ def test_hostile_and_odd_members_of_a_tar(tmp_path: Path) -> None:
         (["top/a/1", "top/b/1"], ["a/1", "b/1"], ("a", "b")),
     ],
 )
-def test_one_folder_around_it_all(tmp_path: Path, names: list[str], keys: list[str], classes: tuple[str, ...]) -> None:
+def test_one_enclosing_folder(tmp_path: Path, names: list[str], keys: list[str], classes: tuple[str, ...]) -> None:
     archive = write(tmp_path / "x.tar", tar_of(*((name, PICTURES[0]) for name in names)))
     listing = listed(archive)
     assert (listing.splits["train"].keys, listing.classes) == (keys, classes)
@@ -226,7 +227,7 @@ def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
     whole = COMPRESS[suffix](plain + bytes(1024))
     path = tmp_path / f"x.{suffix}"
     assert len(listed(write(path, whole)).splits["train"]) == 2
-    # What follows the last member is zeros and a checksum; a zstd stream may end anywhere in them unnoticed.
+    # The last member is followed by zeros and a checksum; a zstd stream may end anywhere in them undetected.
     last = len(plain) if suffix == "tar" else len(whole) * 9 // 10 if suffix == "tar.zst" else len(whole) - 1
     for cut in (1, 11, 511, 513, 1024, last // 3, last // 2, last - 600, last - 1, last):
         with pytest.raises(SourceError, match=r"truncated|not a tar"):
@@ -235,14 +236,14 @@ def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
         listed(write(path, b""))
 
 
-def test_a_checksum_of_gzip_that_is_wrong_is_named(tmp_path: Path) -> None:
+def test_a_wrong_gzip_checksum_is_named(tmp_path: Path) -> None:
     gz = bytearray(COMPRESS["tar.gz"](tar_of(ONE)))
     gz[-8] ^= 1
     said = refusal(write(tmp_path / "x.tar.gz", bytes(gz)))
     assert re.search(r"truncated or corrupt gzip data, \d+ bytes into its content: CRC", said)
 
 
-def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
+def test_bytes_after_an_archive(tree: Path, tmp_path: Path) -> None:
     one, two = tar_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0])), tar_of(("a/2.jpg", PICTURES[1]))
     for suffix in ("tar", "tar.gz"):
         joined = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + two)))
@@ -255,12 +256,12 @@ def test_what_follows_an_archive(tree: Path, tmp_path: Path) -> None:
         assert listing.warnings == [
             f"{tmp_path}/x.{suffix}: the bytes after the end of the archive, from byte 10,240 on, are ignored"
         ]
-    # gzip members one after the other, as pigz -i and parallel packers write them, are one stream
+    # concatenated gzip members, as from pigz -i and parallel packers, are one stream
     parts = b"".join(gzip.compress(one[i : i + 700]) for i in range(0, len(one), 700))
     assert not listed(write(tmp_path / "y.tgz", parts)).warnings
 
 
-def test_all_archives_of_a_file_are_read_where_they_are_shards(tree: Path, tmp_path: Path) -> None:
+def test_concatenated_archives_are_read_where_they_are_shards(tree: Path, tmp_path: Path) -> None:
     parts = [tar_of((f"{n}.jpg", PICTURES[n]), (f"{n}.cls", b"%d" % n)) for n in range(3)]
     (tmp_path / "shards").mkdir()
     write(tmp_path / "shards/0.tar", b"".join(parts))
@@ -317,7 +318,7 @@ def test_a_tree_with_files_called_cls_is_not_a_webdataset_shard(tmp_path: Path) 
 
 
 def entries(data: bytes) -> list[int]:
-    """Where the entries of the central directory of a zip start."""
+    """The position of the entries of a zip's central directory."""
     found, place = [], data.find(b"PK\1\2")
     while place >= 0:
         found.append(place)
@@ -356,7 +357,7 @@ def test_hostile_names_of_a_zip(tmp_path: Path) -> None:
     assert "no files found" in refusal(write(tmp_path / "y.zip", zip_of()))
 
 
-def test_names_of_a_zip_in_utf8_without_saying_so(tmp_path: Path) -> None:
+def test_utf8_names_of_a_zip_without_the_flag(tmp_path: Path) -> None:
     data = zip_of(("ä/ü.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0]))
     flags = (entries(data)[0] + 8, data.find(b"PK\3\4") + 6)
     plain = bytearray(data)

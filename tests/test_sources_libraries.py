@@ -1,5 +1,5 @@
-"""Sets that other libraries write: Hugging Face's Parquet and folders with tables, MosaicML's shards, FFCV's files and
-LMDB environments; by their public layouts, and as the libraries themselves write and read them.
+"""Sets of other libraries: Parquet and folders with tables of Hugging Face, MosaicML shards, FFCV files and LMDB
+environments; by their public layouts, and as the libraries themselves write and read them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLASSES = ("cat", "dog", "emu")
 
 @pytest.fixture(autouse=True)
 def inside(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parquet is listed in this process, which is quicker, but by the test of what the library itself writes."""
+    """Parquet is listed in this process, which is faster, except in the test of files that the library writes."""
     monkeypatch.setattr(HuggingFaceSource, "isolated", "library_itself" in request.node.name)
 
 
@@ -73,7 +73,7 @@ def row(number: int, **more: Any) -> dict[str, Any]:
 
 
 def write_parquet(path: Path, rows: Sequence[dict[str, Any]], features: Any = FEATURES, **options: Any) -> Path:
-    """A file as `datasets` writes it."""
+    """A file as written by `datasets`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kinds = {"image": IMAGES, "label": pa.int64(), "mask": IMAGES}
     table = pa.table({name: pa.array([its.get(name) for its in rows], kinds.get(name)) for name in rows[0]})
@@ -104,7 +104,7 @@ def parquet_of(first: str, second: str, test: str) -> Layout:
 
 
 def test_columns(tmp_path: Path) -> None:
-    """Masks, captions, plain bytes, labels that are names; several images a row are left behind; no features at all."""
+    """Masks, captions, plain bytes, labels that are names; several images a row are left out; no features at all."""
     mask = png_of(np.arange(12, dtype=np.uint8).reshape(3, 4))
     boxes = {"bbox": [[1.0, 2.0, 3.0, 4.0]]}
     more = {"label": None, "mask": {"bytes": mask, "path": None}, "caption": ["one", "two"], "blob": b"any"}
@@ -121,11 +121,11 @@ def test_columns(tmp_path: Path) -> None:
 
 
 def test_keys_without_distinct_paths(tmp_path: Path) -> None:
-    """And labels that are missing, or -1 as in a test split."""
+    """Also with missing labels, or -1 as in a test split."""
     rows = [row(0, image={"bytes": PICTURES[0], "path": "same.jpg"}, label=-1) for _ in range(3)]
     rows[1]["label"] = None
     listing = packer.open_source(write_parquet(tmp_path / "train.parquet", rows)).list(None)
-    assert not listing.shuffles, "rows are read in their order"
+    assert not listing.shuffles, "rows are not read in their order"
     part = listing.splits["train"]
     assert list(part.keys) == [f"train/{i:08d}" for i in range(3)] and set(part.labels) == {-1}
 
@@ -198,7 +198,7 @@ def test_parquet_that_is_refused(tmp_path: Path, work: Callable[[Path], object],
     assert message in refusal(tmp_path)
 
 
-def test_images_that_are_paths_alone(tmp_path: Path) -> None:
+def test_images_that_are_only_paths(tmp_path: Path) -> None:
     path = one_file(tmp_path, [row(0), row(1, image={"bytes": None, "path": "/etc/passwd"}), row(2, image=None)])
     source: Any = packer.open_source(path)
     places = source.list(None).splits["train"].places
@@ -215,7 +215,7 @@ def bomb(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("use_dictionary", [False, True], ids=["page", "dictionary"])
-def test_a_page_that_unpacks_to_much_is_refused_before_it_is_read(tmp_path: Path, use_dictionary: bool) -> None:
+def test_a_page_that_unpacks_to_too_much_is_refused_unread(tmp_path: Path, use_dictionary: bool) -> None:
     rows = [row(0, image={"bytes": bomb(65 << 20), "path": "0.jpg"})]
     path = one_file(tmp_path, rows, compression="zstd", use_dictionary=use_dictionary, data_page_size=1 << 30)
     assert path.stat().st_size < 1 << 20
@@ -226,7 +226,7 @@ def test_a_page_that_unpacks_to_much_is_refused_before_it_is_read(tmp_path: Path
 
 
 def test_a_dictionary_that_is_used_many_times(tmp_path: Path) -> None:
-    """A few rows are in memory at a time, whatever their number: all of them would take 800 MB."""
+    """Only a few rows are in memory at a time, whatever their number: all of them would take 800 MB."""
     size = 8 << 20
     path = tmp_path / "train.parquet"
     images = pa.DictionaryArray.from_arrays(np.zeros(100, np.int32), pa.array([bomb(size)], pa.binary()))
@@ -241,13 +241,13 @@ def test_a_dictionary_that_is_used_many_times(tmp_path: Path) -> None:
             assert pa.total_allocated_bytes() - before < 40 * size
 
 
-def test_a_page_whose_header_lies(tmp_path: Path) -> None:
-    """The footer is left as it is; the header of the first page of images says that it unpacks to 2 GB."""
+def test_a_page_with_a_false_header(tmp_path: Path) -> None:
+    """The footer is unchanged; the header of the first page of images claims to unpack to 2 GB."""
     path = one_file(tmp_path, [row(i) for i in range(4)], row_group_size=4, use_dictionary=False)
     column = pq.ParquetFile(path).metadata.row_group(0).column(0)
     assert column.path_in_schema == "image.bytes"
     data, start = path.read_bytes(), column.data_page_offset
-    assert data[start : start + 3] == b"\x15\x00\x15"  # the type of the page, 0; then the bytes it unpacks to, zigzag
+    assert data[start : start + 3] == b"\x15\x00\x15"  # page type 0; then the unpacked size in bytes, zigzag
     stop = next(at for at in range(start + 3, start + 9) if data[at] < 0x80) + 1
     claimed = b"\xfe\xff\xff\x0f"[: stop - start - 3 - 1].ljust(stop - start - 4, b"\xff") + b"\x7f"
     path.write_bytes(data[: start + 3] + claimed + data[stop:])
@@ -258,8 +258,8 @@ def test_a_page_whose_header_lies(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("default")
-def test_sets_of_the_library_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bytes, labels and names that `datasets` reads; a folder of save_to_disk by the line it is refused with."""
+def test_sets_written_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bytes, labels and names that `datasets` reads; a folder of save_to_disk with the message that refuses it."""
     datasets = pytest.importorskip("datasets", reason="datasets, which writes such files, is not installed")
     features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=list(CLASSES))})
     rows = {"image": [row(i)["image"] for i in range(9)], "label": [i % 3 for i in range(9)]}
@@ -287,7 +287,7 @@ def test_sets_of_the_library_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 # --- Hugging Face: folders with tables ----------------------------------------------------------------------------
 def image_folder(root: Path, suffix: str, above: bool) -> Path:
-    """above: one table for both splits, in the root."""
+    """above: one table for both splits, in the root folder."""
     rows: dict[str, list[dict[str, Any]]] = {"train": [], "test": []}
     for i in range(8):
         split = "train" if i < 5 else "test"
@@ -343,7 +343,7 @@ def test_folders_without_labels(tmp_path: Path) -> None:
     [("file_name", "../secret.jpg"), ("file_name", "/etc/passwd"), ("file_name", ""), ("file_name", "a\0b"),
      ("mask_file_name", "a/../../secret.jpg")],
 )  # fmt: skip
-def test_a_name_that_leads_out(tmp_path: Path, column: str, name: str) -> None:
+def test_a_name_that_leads_outside(tmp_path: Path, column: str, name: str) -> None:
     root = tree_of(tmp_path / "set", {"0.jpg": PICTURES[0]})
     write_table(root / "metadata.jsonl", [{"file_name": "0.jpg"}, {"file_name": "0.jpg", column: name}])
     said = refusal(root)
@@ -375,7 +375,7 @@ def shard_of(samples: Sequence[bytes], info: bytes = b"{}") -> bytes:
 def write_mds(
     root: Path, shards: Sequence[Sequence[bytes]], columns: dict[str, str] = COLUMNS, compression: str | None = None
 ) -> Path:
-    """A set of these samples."""
+    """Write a set of these samples."""
     root.mkdir(parents=True)
     infos = []
     for number, samples in enumerate(shards):
@@ -425,7 +425,7 @@ def mds_of(compression: str | None) -> Layout:
 
 
 def test_encodings_of_mds(tmp_path: Path) -> None:
-    """Raw pixels of Pillow and NumPy become PNG; labels that are names; a mask; JSON; shards packed by gzip."""
+    """Raw pixels of Pillow and NumPy become PNG; labels that are names; a mask; JSON; gzip-compressed shards."""
     pixels, mask = PIXELS[0], png_of(PIXELS[0][..., 0])
     columns = {"box": "ndarray", "cls": "str", "extra": "json", "id": "str_int"}
     columns |= {"mask": "png", "raw": "bytes", "x": "pil"}
@@ -484,14 +484,14 @@ ENCODINGS = list(COLUMNS.values())
         (lambda root: replace(root, 18, struct.pack("<I", 1 << 30)), "sample 0: has .* damaged"),
     ],
 )
-def test_mds_that_lies(tmp_path: Path, work: Callable[[Path], object], message: str) -> None:
+def test_mds_with_false_claims(tmp_path: Path, work: Callable[[Path], object], message: str) -> None:
     root = write_mds(tmp_path / "set", [[sample(0), sample(1)]])
     work(root)
     with pytest.raises(SourceError, match=message):
         packer.open_source(root).list(None)
 
 
-def test_bytes_that_are_not_those_of_the_hash(tmp_path: Path) -> None:
+def test_bytes_with_a_wrong_hash(tmp_path: Path) -> None:
     root = write_mds(tmp_path / "set", [[sample(0), sample(1)]])
     replace(root, (root / "shard.00000.mds").stat().st_size - 20, b"!")
     source: Any = packer.open_source(root)
@@ -501,7 +501,7 @@ def test_bytes_that_are_not_those_of_the_hash(tmp_path: Path) -> None:
 
 
 def test_a_compressed_shard_that_is_a_bomb(tmp_path: Path) -> None:
-    """It unpacks to more than its index says, or to less, or is compressed in a way that is not read."""
+    """It unpacks to more than its index states, or to less, or has an unsupported compression."""
     root = write_mds(tmp_path / "set", [[sample(0)]], compression="zstd:7")
     packed = zstandard.ZstdCompressor().compress(bytes(1 << 24))
     (root / "shard.00000.mds.zstd").write_bytes(packed)
@@ -514,7 +514,7 @@ def test_a_compressed_shard_that_is_a_bomb(tmp_path: Path) -> None:
         assert message in refusal(root)
 
 
-def test_one_sample_of_mds_that_is_damaged(tmp_path: Path) -> None:
+def test_a_damaged_sample_of_mds(tmp_path: Path) -> None:
     columns = {"image": "pil", "y": "int"}
     pil = struct.pack("<III", 4, 5, 3) + b"RGB" + bytes(59)
     root = write_mds(tmp_path / "set", [[sample_of([pil, struct.pack("<q", 1)], columns)]], columns)
@@ -524,8 +524,8 @@ def test_one_sample_of_mds_that_is_damaged(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("compression", [None, "zstd:3"])
-def test_mds_of_the_package_itself(tmp_path: Path, compression: str | None) -> None:
-    """The same samples as its own reader gives."""
+def test_mds_written_by_the_package(tmp_path: Path, compression: str | None) -> None:
+    """The same samples as from the package's reader."""
     streaming = pytest.importorskip("streaming", reason="mosaicml-streaming, which writes such sets, is not installed")
     columns = {"image": "jpeg", "label": "int", "caption": "str", "vector": "ndarray", "pixels": "pil"}
     how = {"columns": columns, "compression": compression, "hashes": ["sha1", "xxh64"], "size_limit": 1 << 11}
@@ -552,7 +552,7 @@ BYTES_TYPE = np.dtype([("ptr", "<u8"), ("size", "<u8")])
 
 
 class At(int):
-    """A place in the heap."""
+    """A position in the heap."""
 
 
 def moved(value: Any, start: int) -> Any:
@@ -562,7 +562,7 @@ def moved(value: Any, start: int) -> Any:
 
 
 class Beton:
-    """Fills a file: fields as (name, type, dtype of its metadata, arguments)."""
+    """Writes a file: fields as (name, type, dtype of its metadata, arguments)."""
 
     def __init__(self, *fields: tuple[str, int, Any, bytes]) -> None:
         self.fields = fields
@@ -572,7 +572,7 @@ class Beton:
         self.allocations: list[tuple[int, int, int]] = []
 
     def put(self, data: bytes) -> At:
-        """Where the data will be, from the start of the heap."""
+        """Add data; returns its position from the start of the heap."""
         at = len(self.heap)
         self.heap += data
         self.allocations.append((len(self.rows), at, len(data)))
@@ -584,7 +584,7 @@ class Beton:
         return 1, value.shape[1], value.shape[0], self.put(value.tobytes())
 
     def write(self, path: Path, **changes: int) -> Path:
-        """changes: of the numbers in the header."""
+        """changes: header numbers to replace."""
         head = 24 + 1041 * len(self.fields)
         start = -(-(head + len(self.rows) * self.record.itemsize) // PAGE) * PAGE
         described = b"".join(
@@ -634,8 +634,8 @@ def beton_truth(root: Path) -> Found:
     return read
 
 
-def test_a_file_of_ffcv_itself(tmp_path: Path) -> None:
-    """Written once by DatasetWriter of ffcv 1.0.2, with write_mode="proportion": pixels, and a JPEG."""
+def test_a_file_written_by_ffcv(tmp_path: Path) -> None:
+    """A file by DatasetWriter of ffcv 1.0.2, with write_mode="proportion": pixels, and a JPEG."""
     golden = Path(__file__).parent / "golden" / "ffcv-1.0.2.beton.xz"
     (tmp_path / "train.beton").write_bytes(lzma.decompress(golden.read_bytes()))
     y, x = np.mgrid[0:24, 0:20]
@@ -663,7 +663,7 @@ VECTORS = [[0.0, 1.0, 0.5], [1.0, 0.0, 0.0], [0.0] * 3]
     ids=["fractions", "vectors"],
 )
 def test_labels_that_are_not_class_numbers(tmp_path: Path, field: Any, labels: list[Any]) -> None:
-    """They are the labels of training, in the field that they come from."""
+    """They are the labels for training, in the field that they come from."""
     pytest.importorskip("torch", reason="torch is not installed")
     from readers.loader import ImageLoader
 
@@ -715,12 +715,14 @@ def unknown_type(made: Beton) -> None:
         (lambda made: None, {"version": 1}, "version 1"),
     ],
 )
-def test_a_beton_that_lies(tmp_path: Path, change: Callable[[Beton], object], header: Any, message: str) -> None:
+def test_a_beton_with_false_claims(
+    tmp_path: Path, change: Callable[[Beton], object], header: Any, message: str
+) -> None:
     with pytest.raises(SourceError, match=message):
         packer.open_source(small(tmp_path / "x.beton", change, **header)).list(None)
 
 
-def test_an_image_of_several_samples_is_within_what_the_file_has(tmp_path: Path) -> None:
+def test_an_image_may_belong_to_several_samples(tmp_path: Path) -> None:
     def shared(made: Beton) -> None:
         with_row(made, 1, data_ptr=At(0))
         made.rows.extend([made.rows[1]] * 9)
@@ -737,13 +739,13 @@ def test_an_image_of_several_samples_is_within_what_the_file_has(tmp_path: Path)
         ("<f4", (1 << 30,), "outside of the data"),
     ],
 )
-def test_an_array_of_a_beton_that_lies(tmp_path: Path, dtype: Any, shape: tuple[int, ...], message: str) -> None:
+def test_a_false_array_of_a_beton(tmp_path: Path, dtype: Any, shape: tuple[int, ...], message: str) -> None:
     made = Beton(("image", IMAGE, IMAGE_TYPE, b""), ("vector", ARRAY, "<u8", array_arguments(dtype, shape)))
     made.rows.append((made.image(PICTURES[0]), made.put(bytes(12))))
     assert message in refusal(made.write(tmp_path / "x.beton"))
 
 
-def test_pixels_that_are_not_of_their_size(tmp_path: Path) -> None:
+def test_pixels_of_a_wrong_size(tmp_path: Path) -> None:
     path = small(tmp_path / "val.beton", lambda made: with_row(made, 1, mode=1))
     with pytest.raises(BadSampleError, match=r"'image': is of the mode 1 and has .* bytes, expected pixels"):
         found(packer.open_source(path))
@@ -768,7 +770,7 @@ def write_lmdb(path: Path, values: dict[bytes, bytes], subdir: bool = True) -> P
 
 
 def datum(data: bytes | None, label: int, shape: tuple[int, int, int] = (0, 0, 0), encoded: bool = True) -> bytes:
-    """A caffe.Datum by the rules of protocol buffers alone."""
+    """A caffe.Datum, by the rules of protocol buffers alone."""
     out = b"".join(varint(number << 3) + varint(value) for number, value in zip((1, 2, 3), shape, strict=True))
     if data is not None:
         out += varint(4 << 3 | 2) + varint(len(data)) + data
@@ -791,7 +793,7 @@ def test_datums(tmp_path: Path, workers: int) -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_pixels_of_datums_become_png_with_red_first(tmp_path: Path, channels: int) -> None:
     pixels = PIXELS[0][..., :channels]
-    blue_first = np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1))  # as OpenCV has it
+    blue_first = np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1))  # as in OpenCV
     value = datum(blue_first.tobytes(), 3, (channels, 9, 7), encoded=False)
     ((_, label, (image,)),) = found(packer.open_source(write_lmdb(tmp_path / "x", {b"0": value}))).splits["train"]
     assert label == 3 and np.array_equal(decoded(image).reshape(pixels.shape), pixels)
@@ -833,8 +835,9 @@ def test_damaged_environments_are_refused(tmp_path: Path, damage: Any, match: st
         packer.open_source(path).list(None)
 
 
-def test_damaged_pages_end_a_process_that_is_named_or_are_harmless(tmp_path: Path) -> None:
-    """liblmdb aborts or faults where a byte of the metas, the tree or its nodes is wrong: not in this process."""
+def test_damaged_pages_are_harmless_or_end_a_process_with_a_clear_error(tmp_path: Path) -> None:
+    """liblmdb aborts or faults on a wrong byte in the meta pages, the tree or its nodes, so it runs in another
+    process."""
     values = {b"%08d" % i: datum(PICTURES[i % 5], i) for i in range(200)}
     path = write_lmdb(tmp_path / "x.mdb", values, subdir=False)
     whole = path.read_bytes().rstrip(b"\0")
@@ -852,8 +855,8 @@ def test_damaged_pages_end_a_process_that_is_named_or_are_harmless(tmp_path: Pat
     assert refusals and all(str(path) in text for text in refusals)
 
 
-def test_what_is_no_image_in_an_environment_is_left_out_and_nothing_is_written(tmp_path: Path, lmdb: Any) -> None:
-    """Also a database inside; an environment with nothing else is refused."""
+def test_values_that_are_not_images_are_left_out_and_the_environment_is_unchanged(tmp_path: Path, lmdb: Any) -> None:
+    """Also a database inside; an environment with nothing but such values is refused."""
     images = {b"%d.jpg" % number: PICTURES[number] for number in range(5)}
     path = write_lmdb(tmp_path / "x", images | {b"__len__": b"\x80\x04K\x05."})
     with lmdb.open(str(path), max_dbs=1) as environment:
@@ -867,7 +870,7 @@ def test_what_is_no_image_in_an_environment_is_left_out_and_nothing_is_written(t
         packer.convert(write_lmdb(tmp_path / "y", {}), "tar", tmp_path / "out", run=packer.Run(workers=1))
 
 
-def test_values_of_every_size_in_a_deep_tree_come_in_the_order_of_their_keys(tmp_path: Path) -> None:
+def test_values_in_a_deep_tree_come_in_the_order_of_their_keys(tmp_path: Path) -> None:
     """Pages are in the order of writing, and a large value is not in the page of its key."""
     values = {b"%06d" % n: datum(PICTURES[0] + bytes(n % 7000), n) for n in random.Random(2).sample(range(1500), 1500)}
     path = write_lmdb(tmp_path / "x", values)
@@ -889,7 +892,7 @@ LAYOUTS = {
     "mds": mds_of(None),
     "mds of zstd": mds_of("zstd:7"),
     "mds of bz2": mds_of("bz2:9"),
-    # The header, the fields, the metadata; then come pages of zeros.
+    # The header, the fields, the metadata; then pages of zeros.
     "ffcv": Layout(beton, beton_truth, damages=1000, changed_bytes=2200 + 6 * 1041),
 }  # fmt: skip
 
@@ -915,9 +918,9 @@ OF_FILES = lmdb_of(
 
 @pytest.mark.parametrize("layout", [OF_DATUMS, OF_FILES], ids=["datums", "files"])
 class TestLmdb(LayoutSuite):
-    """Listed in this process, which is quicker; other tests do otherwise."""
+    """Listed in this process, which is faster; other tests use a separate process."""
 
     def test_files_cut_short(self, root: Path, truth: Found) -> None:
-        """Which ends the process that reads them."""
+        """A cut may end the process that reads the file."""
         os.truncate(root, int(root.stat().st_size * 0.3))
         refusal(root)

@@ -1,4 +1,4 @@
-"""Manifests: which columns mean what, labels, further files, JSON, splits; each packed and read back."""
+"""Manifests: the meaning of columns, labels, further files, JSON, splits; each packed and read back."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def image_name(number: int) -> str:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """A folder of six images in two classes, a mask for each, and a caption for one."""
+    """A folder of six images in two classes, with a mask for each, and a caption for one."""
     masks = {f"masks/{n}.png": make_jpeg(n, format="PNG") for n in range(6)}
     images = {image_name(n): PICTURES[n] for n in range(6)}
     return tree_of(tmp_path / "data", {**masks, **images, "captions/1.txt": b"a cat"})
@@ -48,7 +48,7 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
 
 
 def with_column(tree: Path, name: str, values: Sequence[object]) -> Path:
-    """Images and a column of these values: a CSV of texts, or JSON Lines of what JSON tells apart."""
+    """A table of images and a column of these values: CSV for texts, JSON Lines for typed values."""
     kind = "csv" if all(isinstance(value, str) for value in values) else "jsonl"
     rows = [{"path": image_name(n) if n < 6 else f"{n}.jpg", name: value} for n, value in enumerate(values)]
     return write_table(tree / f"m.{kind}", rows)
@@ -70,7 +70,7 @@ def test_fields_and_json(tree: Path, tmp_path: Path) -> None:
     rows[3] |= {"note": "ü \u2028", "nested": {"a": [1, None]}}
     rows[1]["Caption Text"] = "captions/1.txt"
     manifest = write_table(tree / "m.jsonl", rows)
-    manifest.write_bytes(b"\n" + manifest.read_bytes())  # blank lines are no rows
+    manifest.write_bytes(b"\n" + manifest.read_bytes())  # blank lines are skipped
     out = pack(manifest, tmp_path / "out", "tar")
     with readers.open(out, verify=True) as reader:
         assert set(reader.fields) == {"image", "mask", "caption_text", "json"}
@@ -94,7 +94,7 @@ def test_only_columns_that_always_name_files_become_fields(tree: Path) -> None:
     assert dict(listing.fields) == {"image": "image", "json": "json"}
 
 
-def test_named_fields_win(tree: Path) -> None:
+def test_named_fields_take_precedence(tree: Path) -> None:
     rows = [(image_name(n), f"masks/{n}.png", f"masks/{n}.png") for n in (0, 2)]
     manifest = write_csv(tree / "m.csv", [("path", "a", "b"), *rows])
     assert dict(listed(manifest, fields={"mask": "b"}).fields) == {"image": "image", "mask": "file", "a": "file"}
@@ -163,7 +163,7 @@ def test_labels(tree: Path, values: list[Any], labels: list[int], classes: tuple
         *(([1, value], "line 2: the label") for value in (-2, 0.5, [1], {"a": 1}, 1 << 60, "a\0", "\ud800")),
     ],
 )
-def test_a_label_that_is_none_is_an_error_with_its_line(tree: Path, values: list[Any], message: str) -> None:
+def test_an_invalid_label_is_an_error_with_its_line(tree: Path, values: list[Any], message: str) -> None:
     with pytest.raises(SourceError, match=rf"m\.(csv|jsonl): {message}"):
         listed(with_column(tree, "label", values))
 
@@ -177,7 +177,7 @@ def test_a_label_that_is_none_is_an_error_with_its_line(tree: Path, values: list
         ("diagnosis", ["mel", "nv", "nv"], ["it has 'diagnosis'", "label_column='COLUMN'"]),
     ],
 )  # fmt: skip
-def test_labels_that_may_be_wrong_are_a_warning(tree: Path, column: str, values: list[str], parts: list[str]) -> None:
+def test_suspicious_labels_are_a_warning(tree: Path, column: str, values: list[str], parts: list[str]) -> None:
     manifest = with_column(tree, column, values)
     (warning,) = listed(manifest).warnings
     assert all(part in warning for part in parts), warning
@@ -195,7 +195,7 @@ def test_splits(tree: Path) -> None:
     assert listed(manifest, "val").splits["val"].labels.tolist() == [0, 1]
     listing = listed(manifest, "train")
     assert list(listing.splits) == ["train"]
-    assert listing.classes == ("cat", "dog")  # as in the whole: labels mean the same in each split
+    assert listing.classes == ("cat", "dog")  # as in the whole table: labels mean the same in each split
     with pytest.raises(SourceError, match="no split 'test'; it has train, val"):
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
@@ -239,10 +239,10 @@ def test_another_folder(tree: Path, tmp_path: Path) -> None:
     assert "no such folder" in refusal(manifest, folder=tree / "nowhere")
 
 
-def test_images_that_are_in_another_folder_are_looked_for_by_name(
+def test_images_in_another_folder_are_searched_by_name(
     tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The command that the message suggests is not refused for what the first one has left."""
+    """The command that the message suggests is not refused because of files that the first one has left."""
     manifest = write_csv(tmp_path / "labels.csv", [("filename", "label"), *((f"{n}.jpg", "a") for n in (1, 3, 5))])
     line = ["convert", str(manifest), "--to", "tar", "-o", str(tmp_path / "out"), "--workers", "1"]
     with pytest.raises(SystemExit) as stopped:
@@ -254,7 +254,7 @@ def test_images_that_are_in_another_folder_are_looked_for_by_name(
     assert not stopped.value.code and "1 class" in capsys.readouterr().out
 
 
-def test_a_conversion_that_has_packed_nothing_is_replaced(tree: Path, tmp_path: Path) -> None:
+def test_a_conversion_without_packed_samples_is_replaced(tree: Path, tmp_path: Path) -> None:
     pack_error(tree_of(tmp_path / "bad", {"a/1.jpg": PICTURES[1][:100]}), tmp_path / "out")
     assert (tmp_path / "out/.packing/plan.json").is_file()
     assert packer.convert(tree / "images", "tar", tmp_path / "out", run=packer.Run(workers=1)).samples == 6
@@ -273,8 +273,8 @@ def test_missing_files_fall_under_on_error(tree: Path, tmp_path: Path) -> None:
     assert [line["reason"] for line in report] == [*gone, "'images' is not a regular file"]
 
 
-# --- tables as they come ------------------------------------------------------------------------------------------
-def test_csv_as_it_comes(tree: Path) -> None:
+# --- table formats ------------------------------------------------------------------------------------------------
+def test_csv_dialects(tree: Path) -> None:
     text = f'\ufeff, Path ,note\r\n0,{image_name(0)},"two\nlines, ""quoted"""\r\n\r\n1,{image_name(1)},ü\r\n'
     (tree / "m.csv").write_bytes(text.encode())
     part = listed(tree / "m.csv").splits["train"]
@@ -307,14 +307,14 @@ def test_csv_as_it_comes(tree: Path) -> None:
     ids=repr,
 )
 def test_malformed_tables(tmp_path: Path, text: bytes | str, message: str) -> None:
-    """Bytes are those of a CSV, text is JSON Lines."""
+    """bytes are a CSV, str is JSON Lines."""
     manifest = tmp_path / ("m.csv" if isinstance(text, bytes) else "m.jsonl")
     manifest.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SourceError, match=message):
         ManifestSource(manifest).list(None)
 
 
-def test_columns_that_are_named(tree: Path) -> None:
+def test_columns_by_name(tree: Path) -> None:
     manifest = write_csv(tree / "m.csv", [("path", "other", "y"), ("nowhere", image_name(0), "cat")])
     listing = listed(manifest, path_column="other", label_column="y")
     assert listing.classes == ("cat",) and listing.splits["train"].keys == ["images/dog/0"]
@@ -357,7 +357,7 @@ def test_parquet_without_pyarrow(tree: Path, monkeypatch: pytest.MonkeyPatch) ->
         listed(tree / "m.parquet")
 
 
-def test_changes_make_another_plan(tree: Path) -> None:
+def test_changes_of_a_table_change_the_plan(tree: Path) -> None:
     def stamps(note: str) -> list[int]:
         manifest = write_csv(tree / "m.csv", [("path", "note"), (image_name(0), note)])
         return listed(manifest).splits["train"].stamps.tolist()
@@ -369,7 +369,7 @@ def test_changes_make_another_plan(tree: Path) -> None:
 
 
 @given(st.text(st.characters(codec="utf-8"), max_size=30), st.sampled_from(["/a/b", "/"]))
-def test_names_never_lead_out(path: str, folder: str) -> None:
+def test_names_never_lead_outside(path: str, folder: str) -> None:
     for name in (safe_name(path), name_in_folder(path, folder)):
         assert not name.startswith("/") and ".." not in name.split("/")
         assert safe_name(name) == name or not name

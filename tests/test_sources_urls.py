@@ -37,7 +37,8 @@ Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
 class Server(ThreadingHTTPServer):
-    """Serves PICTURES. answers: what it does for a path instead; asked: the requests for each."""
+    """Serves PICTURES. answers: other answers for a path, one after another; asked: the number of requests for each
+    path."""
 
     daemon_threads = True
 
@@ -49,12 +50,12 @@ class Server(ThreadingHTTPServer):
         self.url = f"http://127.0.0.1:{self.server_port}"
 
     def handle_error(self, *_: Any) -> None:
-        """A client may hang up."""
+        """Ignore clients that hang up."""
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    wbufsize = -1  # or each answer waits for the acknowledgement of its headers
+    wbufsize = -1  # otherwise each answer waits for the acknowledgement of its headers
     server: Server
 
     def do_GET(self) -> None:
@@ -69,11 +70,11 @@ class _Handler(BaseHTTPRequestHandler):
             respond(404, b"<html>")(self)
 
     def log_message(self, *_: Any) -> None:
-        """Nothing."""
+        """Log nothing."""
 
 
 def respond(status: int, body: bytes = b"", length: int | None = None, **headers: str) -> Answer:
-    """An answer; length: another one than that of the body, after which the connection ends."""
+    """An answer; length: a false Content-Length, after which the connection ends."""
 
     def answer(request: BaseHTTPRequestHandler) -> None:
         request.send_response(status)
@@ -88,7 +89,7 @@ def respond(status: int, body: bytes = b"", length: int | None = None, **headers
 
 
 def stall(request: BaseHTTPRequestHandler) -> None:
-    """Send the first bytes, and then one now and then, until the server ends."""
+    """Send the first bytes, and then one occasionally, until the server ends."""
     request.send_response(200)
     request.send_header("Content-Length", "100000")
     request.end_headers()
@@ -121,7 +122,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def fetcher(slept: list[float] | None = None, **options: Any) -> Fetcher:
-    """One that does not wait, but notes how long it would have."""
+    """A fetcher that records its waits instead of sleeping."""
     waits = [] if slept is None else slept
     made = FetchOptions(**{"private": True, "host_rate": 1e6, "timeout": 5.0, **options})
     return Fetcher(made, Pace(made.rate, made.host_rate, sleep=waits.append), sleep=waits.append)
@@ -168,7 +169,7 @@ def images_of(root: Path, split: str | None = None) -> list[bytes]:
         return [bytes(sample.image) for sample in reader]
 
 
-def test_a_text_file_has_an_address_a_line(addresses: Path) -> None:
+def test_a_text_file_has_one_address_a_line(addresses: Path) -> None:
     read = found(packer.open_source(addresses, **OPTIONS)).splits["train"]
     assert [(key, fields[0]) for key, _, fields in read] == [
         (f"{number:09d}", data) for number, data in enumerate(PICTURES.values())
@@ -185,7 +186,7 @@ def test_a_column_of_splits(tmp_path: Path, server: Server) -> None:
     assert "no column 'folds'" in refusal(path, split_column="folds", **OPTIONS)
 
 
-def test_a_manifest_with_addresses_next_to_its_files_stays_one(tmp_path: Path) -> None:
+def test_a_manifest_with_files_and_addresses_stays_a_manifest(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(PICTURES["/1.jpg"])
     (tmp_path / "list.csv").write_text("path,url\n1.jpg,https://example.org/1.jpg\n", encoding="utf-8")
     assert "manifest" in packer.open_source(tmp_path / "list.csv").title
@@ -205,7 +206,7 @@ def test_a_manifest_with_addresses_next_to_its_files_stays_one(tmp_path: Path) -
     ],
     ids=["several", "429 with Retry-After", "truncated", "no answer", "redirect"],
 )
-def test_what_passes_is_tried_again(server: Server, answers: list[Answer], asked: int, waits: int) -> None:
+def test_temporary_failures_are_retried(server: Server, answers: list[Answer], asked: int, waits: int) -> None:
     slept: list[float] = []
     server.answers["/1.jpg"] = answers
     data = fetcher(slept).fetch(server.url + "/1.jpg")
@@ -214,7 +215,7 @@ def test_what_passes_is_tried_again(server: Server, answers: list[Answer], asked
 
 
 @pytest.mark.parametrize("header", ["7", formatdate(10**10, usegmt=True)])
-def test_a_host_is_left_alone_for_as_long_as_it_asks(server: Server, header: str) -> None:
+def test_retry_after_is_respected(server: Server, header: str) -> None:
     slept: list[float] = []
     server.answers["/1.jpg"] = [respond(429, Retry_After=header), OURS]
     made = fetcher(slept)
@@ -224,7 +225,7 @@ def test_a_host_is_left_alone_for_as_long_as_it_asks(server: Server, header: str
     else:
         with pytest.raises(BadSampleError, match="HTTP 429"):
             made.fetch(server.url + "/1.jpg")
-        assert server.asked["/1.jpg"] == 1, "a pause over two minutes is not waited for"
+        assert server.asked["/1.jpg"] == 1, "a pause over two minutes was waited for"
 
 
 def test_pauses_grow(server: Server) -> None:
@@ -253,7 +254,7 @@ def test_pauses_grow(server: Server) -> None:
         (respond(302), "HTTP 302"),
     ],
 )
-def test_what_does_not_pass_is_given_up_at_once(server: Server, answer: Answer, message: str) -> None:
+def test_permanent_failures_are_not_retried(server: Server, answer: Answer, message: str) -> None:
     slept: list[float] = []
     server.answers["/1.jpg"] = [answer]
     with pytest.raises(BadSampleError) as failure:
@@ -263,7 +264,7 @@ def test_what_does_not_pass_is_given_up_at_once(server: Server, answer: Answer, 
 
 
 def test_a_stall_ends(server: Server) -> None:
-    """Also where bytes come now and then, so that no read of the connection takes long."""
+    """Also where bytes arrive occasionally, so that no single read of the connection takes long."""
     server.answers["/1.jpg"] = [stall]
     with pytest.raises(BadSampleError, match=r"no full answer in 0\.3 s \(2 attempts\)"):
         fetcher(timeout=0.3, attempts=2).fetch(server.url + "/1.jpg")
@@ -272,17 +273,17 @@ def test_a_stall_ends(server: Server) -> None:
 @pytest.mark.parametrize(
     "url", ["file:///etc/passwd", "ftp://h/x", "gopher://h", "http://", "http://u:p@h/", "http://[::1/", "http://a b/"]
 )
-def test_other_addresses_are_not_asked(url: str) -> None:
+def test_unsupported_addresses_are_not_requested(url: str) -> None:
     with pytest.raises(BadSampleError, match="not fetched: not a"):
         fetcher().fetch(url)
 
 
 @pytest.mark.parametrize("name", ["127.0.0.1", "localhost", "[::ffff:127.0.0.1]"])
-def test_hosts_of_this_machine_are_not_asked_unless_allowed(server: Server, name: str) -> None:
+def test_hosts_of_this_machine_are_not_contacted_unless_allowed(server: Server, name: str) -> None:
     url = f"http://{name}:{server.server_port}/1.jpg"
     with pytest.raises(BadSampleError, match=r"in a private network: pass private=True"):
         fetcher(private=False).fetch(url)
-    assert not server.asked, "nothing was sent"
+    assert not server.asked, "a request was sent"
     assert name.startswith("[") or fetcher().fetch(url) == PICTURES["/1.jpg"]
 
 
@@ -309,12 +310,12 @@ def test_no_server() -> None:
 
 # --- limits -------------------------------------------------------------------------------------------------------
 def test_requests_keep_the_pace_of_all_and_of_each_host() -> None:
-    """By a clock that stands still, on which each request is told how long to wait."""
+    """On a clock that stands still, each request gets the time that it has to wait."""
     waits: list[float] = []
     pace = Pace(rate=10, host_rate=4, clock=lambda: 100.0, sleep=waits.append)
     for host in ("a", "b", "a", "b", "a"):
         pace.wait(host)
-    assert waits == pytest.approx([0.1, 0.25, 0.35, 0.5])  # the first need not wait
+    assert waits == pytest.approx([0.1, 0.25, 0.35, 0.5])  # the first request need not wait
     pace.hold("b", 30)
     pace.wait("b")
     pace.wait("c")
@@ -324,7 +325,7 @@ def test_requests_keep_the_pace_of_all_and_of_each_host() -> None:
 @pytest.mark.parametrize(
     "options", [{"rate": 0}, {"rate": float("inf")}, {"host_rate": 0}, {"threads": 0}, {"attempts": 0}, {"timeout": -1}]
 )
-def test_limits_that_are_none_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_limits_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         FetchOptions(**options)
 
@@ -332,7 +333,7 @@ def test_limits_that_are_none_are_refused(options: dict[str, Any]) -> None:
 def test_requests_are_sent_ahead_and_no_more_than_threads_at_a_time(
     tmp_path: Path, server: Server, addresses: Path
 ) -> None:
-    """The server answers none of the first four before it has all of them."""
+    """The server answers none of the first four requests before it has all four."""
     together = threading.Barrier(4, timeout=300)
     most, now, lock = 0, 0, threading.Lock()
 
@@ -353,7 +354,7 @@ def test_requests_are_sent_ahead_and_no_more_than_threads_at_a_time(
 
 
 def test_images_ahead_take_bounded_memory(server: Server, addresses: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With room for two images, no more than those, and one a thread, are fetched before the first is read."""
+    """With room for two images, only those, and one for each thread, are fetched before the first is read."""
     monkeypatch.setattr(url_list, "_AHEAD_BYTES", 2 * max(map(len, PICTURES.values())))
     source = packer.open_source(addresses, **{**OPTIONS, "threads": 2})
     first = threading.Event()
@@ -373,7 +374,7 @@ def test_images_ahead_take_bounded_memory(server: Server, addresses: Path, monke
     assert read == [*PICTURES.values()]
 
 
-def test_an_error_ends_what_stalls(tmp_path: Path, server: Server, addresses: Path, hanging: Hanging) -> None:
+def test_an_error_ends_stalled_requests(tmp_path: Path, server: Server, addresses: Path, hanging: Hanging) -> None:
     """The first image is missing, and all others would take minutes."""
     server.answers = {path: [respond(404) if path == "/0.jpg" else stall] for path in PICTURES}
     source = packer.open_source(addresses, **{**OPTIONS, "timeout": 600.0})
@@ -382,7 +383,7 @@ def test_an_error_ends_what_stalls(tmp_path: Path, server: Server, addresses: Pa
 
 
 # --- conversions --------------------------------------------------------------------------------------------------
-def test_what_failed_is_reported_with_address_and_status(tmp_path: Path, server: Server, addresses: Path) -> None:
+def test_failures_are_reported_with_address_and_status(tmp_path: Path, server: Server, addresses: Path) -> None:
     server.answers = {"/3.jpg": [respond(404)], "/5.jpg": [respond(503)], "/6.jpg": [respond(200, b"<html>")]}
     with pytest.raises(BadSampleError, match=r"HTTP 404 Not Found: http.*on_error='skip'"):
         packer.convert(packer.open_source(addresses, **OPTIONS), "tar", tmp_path / "out", run=packer.Run(workers=1))
@@ -402,7 +403,7 @@ def test_a_list_is_cut_into_shards_although_no_size_is_known(tmp_path: Path, add
 
 
 def test_credentials_in_an_address_are_neither_packed_nor_shown(tmp_path: Path, server: Server) -> None:
-    """Signed addresses are asked as they are; what follows the path is neither in the set nor in its failures."""
+    """Signed addresses are requested unchanged; neither the set nor its failures contain the query."""
     signed = "?X-Amz-Signature=c0ffee&X-Amz-Credential=AKIA#sig"
     path = list_of(tmp_path / "list.txt", f"{server.url}/0.jpg{signed}", f"{server.url}/missing.jpg{signed}")
     server.answers["/0.jpg" + signed.partition("#")[0]] = [respond(200, PICTURES["/0.jpg"])]
@@ -426,8 +427,8 @@ def test_an_address_is_stored_up_to_its_query() -> None:
         assert without_query(url) == stored
 
 
-def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server, addresses: Path) -> None:
-    """The server kills the conversion in its third shard; those before are not fetched again."""
+def test_a_kill_loses_no_complete_shard(tmp_path: Path, server: Server, addresses: Path) -> None:
+    """The server kills the conversion in its third shard; the earlier shards are not fetched again."""
     line = (sys.executable, "-m", "packer", "convert", addresses, "--to", "tar", "-o", tmp_path / "out", "--private",
             "--samples-per-shard", "4", "--threads", "1")  # fmt: skip
     running = subprocess.Popen([*map(str, line)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -458,6 +459,6 @@ def test_a_kill_loses_no_shard_that_is_whole(tmp_path: Path, server: Server, add
         ("url,x\nhttp://h/1,1\n,2\n", "line 3: no address in the column 'url'"),
     ],
 )
-def test_a_list_that_deceives_is_refused(tmp_path: Path, text: str, message: str) -> None:
+def test_a_malicious_list_is_refused(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "list.csv").write_text(text, encoding="utf-8")
     assert message in refusal(tmp_path / "list.csv")

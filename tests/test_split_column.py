@@ -1,4 +1,4 @@
-"""`split_column`: the values of a column are the splits, in every source whose columns have names."""
+"""`split_column`: the values of a column become the splits, in every source with named columns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def table(root: Path, suffix: str) -> Path:
 
 
 def hub(root: Path, as_class: bool) -> Path:
-    """Two files of two splits, which the column replaces."""
+    """Two files of two splits, which the column overrides."""
     features = {"fold": {"_type": "ClassLabel", "names": ["fold0", "fold1", "fold2"]}} if as_class else {}
     for name, part in (("train", slice(0, 3)), ("test", slice(3, 5))):
         found = pa.table({
@@ -66,7 +66,7 @@ def mds(root: Path) -> Path:
 
 
 def image_folder(root: Path) -> Path:
-    """The layout of datasets' imagefolder: metadata.csv next to the images."""
+    """The layout of imagefolder in datasets: metadata.csv next to the images."""
     table(root, ".csv").unlink()
     rows = "".join(f"{i}.jpg,{i % 2},{fold}\n" for i, fold in enumerate(FOLDS))
     (root / "metadata.csv").write_text(f"file_name,label,fold\n{rows}")
@@ -98,7 +98,7 @@ def test_values_become_splits(tmp_path: Path, make: Callable[[Path], Path]) -> N
     assert convert(again, tmp_path / "one", split="fold0").splits == {"fold0": 2}
 
 
-def test_by_the_command_line_and_what_is_no_split(tmp_path: Path) -> None:
+def test_split_columns_by_the_command_line_and_invalid_splits(tmp_path: Path) -> None:
     source = table(tmp_path, ".csv")
     ended = run_packer("convert", source, "--to", "tar", "-o", tmp_path / "out", "--split-column", "fold", "--json")
     assert json.loads(ended.stdout)["splits"] == {"fold1": 2, "fold0": 2, "fold2": 1}, ended.stderr

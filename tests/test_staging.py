@@ -1,5 +1,6 @@
-"""Staging: a copy is the set, made once per node, in whole, in part, as files, or in the background and in the order of
-training; found again, checked, and never more than may be there; what is held, foreign or forged is not touched."""
+"""Staging: a copy equals the set, is made once per node, as a whole, in part, as files, or in the background in the
+order of training; it is reused, checked, and limited in size; copies in use, foreign and forged files stay
+untouched."""
 
 from __future__ import annotations
 
@@ -42,13 +43,13 @@ from readers.staging import StageOptions, set_files
 
 
 def stage_command(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Without the variables of a job."""
+    """The command without the variables of a job."""
     clean = {name: value for name, value in os.environ.items() if name not in ("TMPDIR", "SLURM_TMPDIR")}
     return run_packer("stage", *arguments, env=clean)
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tar"])
-def test_a_copy_is_the_set_and_is_found_again(
+def test_a_copy_equals_the_set_and_is_reused(
     tree: Path, pack: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
     source = pack(tree, to, samples_per_shard=7)
@@ -82,7 +83,7 @@ def test_another_state_of_the_source_is_another_copy(source: Path, tree: Path, t
         )
         notes = Notes()
         with readers.stage(source, tmp_path / "node", watcher=notes) as new:
-            assert new != old and old.is_dir() and "source has changed" not in notes  # it is in use
+            assert new != old and old.is_dir() and "source has changed" not in notes  # in use
             assert_whole(new, source)
         with pytest.raises(readers.StaleIndexError, match="another version of"):
             readers.open(old, "train", fallback=source)
@@ -91,7 +92,7 @@ def test_another_state_of_the_source_is_another_copy(source: Path, tree: Path, t
         assert again == new and not old.exists() and f"its source has changed: removed {old}" in notes
 
 
-def test_the_target_is_found(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_choice_of_a_target(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_TMPDIR", str(tmp_path / "missing"))
     monkeypatch.setenv("TMPDIR", str(tmp_path / "here"))
     (tmp_path / "here").mkdir()
@@ -135,7 +136,7 @@ def test_the_command(source: Path, tmp_path: Path) -> None:
     assert not local.exists() and f"cleaned up: removed {local}" in run.stderr
     assert stage_command("ls", "--target", tmp_path / "a").stdout == "no staged copies\n"
     done = stage_command(source, "--target", tmp_path / "b", "--as", "files", "--cleanup", "atexit", "--", "ls")
-    assert done.returncode == 0 and not [*tmp_path.glob("b/packer-staged-*/*-files-*")], "cleaned up"
+    assert done.returncode == 0 and not [*tmp_path.glob("b/packer-staged-*/*-files-*")], "the copy was not cleaned up"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ def test_one_clear_message(
         ({"background": True, "resume": {}}, "give the order, too"),
     ],
 )
-def test_options_that_make_no_sense_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
+def test_invalid_options_are_refused(tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         readers.stage(tmp_path, **options)
 
@@ -195,7 +196,7 @@ def sets(tree: Path, pack: Callable[..., Path]) -> list[Path]:
 def test_least_recently_used_copies_make_room(sets: list[Path], tmp_path: Path) -> None:
     quota = 2 * max(map(size_of, sets)) + 1000
     local = []
-    for second, one in enumerate((0, 1, 0, 2), 1_000_000_000):  # set1 is then the one that was not used for longest
+    for second, one in enumerate((0, 1, 0, 2), 1_000_000_000):  # set1 is then the least recently used
         notes = Notes()
         local.append(staged(sets[one], tmp_path, quota_bytes=quota, watcher=notes))
         os.utime(local[-1] / ".staging/users", (second, second))
@@ -205,8 +206,8 @@ def test_least_recently_used_copies_make_room(sets: list[Path], tmp_path: Path) 
     assert [copy.path for copy in packer.staged_copies(tmp_path)] == [str(local[0]), str(local[3])]
 
 
-def test_held_copies_are_never_removed(sets: list[Path], tmp_path: Path) -> None:
-    """Neither by this process's own locks nor by those of another."""
+def test_copies_in_use_are_never_removed(sets: list[Path], tmp_path: Path) -> None:
+    """Neither under locks of this process nor under locks of another."""
     quota = 2 * max(map(size_of, sets)) + 1000
     other = start(sets[0], tmp_path, linger=60)
     wait_for(
@@ -224,7 +225,7 @@ def test_held_copies_are_never_removed(sets: list[Path], tmp_path: Path) -> None
     assert len(packer.clean_staged(target=tmp_path).removed) == 2
 
 
-def test_the_last_one_or_a_command_cleans_up(sets: list[Path], tmp_path: Path) -> None:
+def test_the_last_user_or_a_command_cleans_up(sets: list[Path], tmp_path: Path) -> None:
     with readers.stage(sets[0], tmp_path, cleanup="atexit") as one:
         with readers.stage(sets[0], tmp_path, cleanup="atexit") as two:
             assert one == two
@@ -236,8 +237,8 @@ def test_the_last_one_or_a_command_cleans_up(sets: list[Path], tmp_path: Path) -
     assert not local[0].exists() and local[1].exists()
 
 
-def test_files_of_others_stay(sets: list[Path], tmp_path: Path) -> None:
-    """In the target, in our directory, and in a copy."""
+def test_foreign_files_stay(sets: list[Path], tmp_path: Path) -> None:
+    """In the target, in the directory of packer, and in a copy."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "dataset.json").write_text("precious")
@@ -261,7 +262,7 @@ def test_files_of_others_stay(sets: list[Path], tmp_path: Path) -> None:
 def test_a_marker_that_another_process_writes_meanwhile_counts(
     sets: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between looking for the marker and at the other files, which are there by then."""
+    """Between looking for the marker and for the other files, which exist by then."""
     (marker,) = [path for path in staged(sets[0], tmp_path).parent.glob(".*") if path.is_file()]
     marker.rename(tmp_path / "marker")
     listed = Path.iterdir
@@ -283,12 +284,12 @@ def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
     with pytest.raises(readers.StagingError, match="has files but not the marker of a staging directory"):
         packer.clean_staged(target=home)
     refused("has files but not the marker", sets[0], home)
-    shutil.copytree(local, local.parent / "copied")  # and a copied copy inside our directory
+    shutil.copytree(local, local.parent / "copied")  # and a copied copy inside packer's directory
     assert len(packer.clean_staged(target=tmp_path / "node").removed) == 1
     assert files_of(home) == before and (local.parent / "copied/dataset.json").exists()
 
 
-def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
+def test_symbolic_links_are_not_followed(sets: list[Path], tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "x").write_text("precious")
@@ -311,7 +312,7 @@ def test_symbolic_links_lead_nowhere(sets: list[Path], tmp_path: Path) -> None:
         (local / "train.index").symlink_to(outside)
         refused(r"train.index: is not a directory of this user alone", sets[0], tmp_path / "node")
     (local / "val-000000.tar").unlink()
-    (local / "val-000000.tar").symlink_to(outside / "x")  # a link in a file's place is replaced, not followed
+    (local / "val-000000.tar").symlink_to(outside / "x")  # a link in place of a file is replaced, not followed
     (local / "train.index").unlink()
     assert_whole(staged(sets[0], tmp_path / "node"), sets[0])
     assert files_of(outside) == {"x": b"precious"}
@@ -344,13 +345,13 @@ INNER = ("copy.json", "ready.json", "leader", "users", "progress", "part-1-1")
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", b"", b'{"kind": 3}', b"\xff" * 100])
 @pytest.mark.parametrize("name", [*(f"*/.staging/{name}" for name in INNER), ".packer-staged", "lock"])
-def test_something_in_place_of_a_record(
+def test_records_that_are_not_regular_files(
     sets: list[Path], tmp_path: Path, hanging: Hanging, name: str, kind: str | bytes
 ) -> None:
-    """No record is trusted, a link is not followed, nothing waits for a pipe: staging succeeds, or names the file."""
+    """No such record is trusted, no link is followed, no pipe blocks: staging succeeds, or names the file."""
     (tmp_path / "victim").write_text("precious")
     local = staged(sets[0], tmp_path / "node")
-    (local / "train-000001.tar").unlink()  # so that there is something to copy
+    (local / "train-000001.tar").unlink()  # so that a file is left to copy
     place = Path(str(local.parent / name).replace("*", local.name))
     place.unlink(missing_ok=True)
     if kind == "link":
@@ -371,7 +372,7 @@ def test_something_in_place_of_a_record(
 
 
 def test_interrupted_removals_are_finished(sets: list[Path], tmp_path: Path) -> None:
-    """Killed after some files or after the last one; a directory with other files is left alone."""
+    """Killed after some files or after the last one; a directory with other files is left unchanged."""
     local = staged(sets[0], tmp_path)
     moved = local.with_name(f"removing-1-{local.name}")
     local.rename(moved)
@@ -412,7 +413,7 @@ def test_locks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("inherited", [False, True])
-def test_a_forked_child_keeps_a_readers_lock_and_no_other(tmp_path: Path, shared: bool, inherited: bool) -> None:
+def test_a_forked_child_keeps_only_the_locks_of_readers(tmp_path: Path, shared: bool, inherited: bool) -> None:
     lock = FlockFile(tmp_path / "lock", inherited=inherited)
     assert lock.take(shared=shared)
     child = os.fork()
@@ -421,7 +422,7 @@ def test_a_forked_child_keeps_a_readers_lock_and_no_other(tmp_path: Path, shared
         os._exit(0)
     try:
         lock.release()
-        assert is_locked(tmp_path / "lock") == (shared and inherited), "at once, even if the child has not run yet"
+        assert is_locked(tmp_path / "lock") == (shared and inherited), "at once, even before the child has run"
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
@@ -442,15 +443,15 @@ def test_as_files_it_is_the_original_tree(tree: Path, tmp_path: Path, monkeypatc
         patch.setattr(readers.Reader, "read_many", counted)
         with (first := readers.stage(source, tmp_path / "node", form="files", threads=4)) as local:
             assert files_of(local) == files_of(tree) and first.path == local
-            assert sum(reads) == 45 and len(reads) <= 8, "neighbours are read together"
+            assert sum(reads) == 45 and len(reads) <= 8, "neighbours are read separately"
         patch.setattr(copies, "MAX_RECORD_BYTES", 1000)
         with pytest.raises(readers.StagingError, match="the limit is 1,000"):
             staged(source, tmp_path / "other", form="files")
     with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as found:
         assert found == local and again.counts.copied == 0 and again.counts.found == first.counts.copied == 45
     with readers.stage(source, tmp_path / "node") as shards:
-        assert shards != local and local.is_dir(), "the two copies of a set do not replace one another"
-    assert len(packer.clean_staged(local, tmp_path / "node").removed) == 1, "by the directory that was printed"
+        assert shards != local and local.is_dir(), "one copy of the set replaced the other"
+    assert len(packer.clean_staged(local, tmp_path / "node").removed) == 1, "not found by the printed directory"
     assert len(packer.clean_staged(source, tmp_path / "node").removed) == 1
     with readers.open(source, "train") as reader:
         overwrite(reader, 3, bytes(reader.read(3))[::-1])
@@ -458,7 +459,7 @@ def test_as_files_it_is_the_original_tree(tree: Path, tmp_path: Path, monkeypatc
         staged(source, tmp_path / "node", form="files")
 
 
-def test_files_in_part_are_completed(source: Path, tree: Path, tmp_path: Path) -> None:
+def test_partial_files_are_completed(source: Path, tree: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, form="files", splits="val") as local:
         assert {name.partition("/")[0] for name in files_of(local)} == {"val"}
     with readers.stage(source, tmp_path, form="files") as whole:
@@ -521,9 +522,9 @@ def test_splits(fives: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("nodes", [1, 3, 50])
-def test_a_nodes_share_is_that_of_the_node_local_order(fives: Path, nodes: int) -> None:
-    """Every sample of local_part is in a staged shard, and every staged shard has one; without overlap each shard is
-    staged once, on the first node that has one of its samples."""
+def test_the_share_of_a_node_is_that_of_the_node_local_order(fives: Path, nodes: int) -> None:
+    """Every sample of local_part is in a staged shard, and every staged shard has one of these samples. Without overlap
+    each shard is staged once, on the first node that has one of its samples."""
     files = set_files(fives)
     reader = readers.open(fives, "train")
     column = reader.table.column("shard")
@@ -619,13 +620,13 @@ def test_the_fallback_reader_is_pickled_and_closed(fives: Path, tmp_path: Path) 
         assert [few.read(i) for i in range(len(few))] == [reader.read(i) for i in range(len(few))]
 
 
-def test_without_anything_local(fives: Path, tmp_path: Path) -> None:
+def test_without_a_local_copy(fives: Path, tmp_path: Path) -> None:
     assert_reads(tmp_path / "nothing", fives)
     with pytest.raises(readers.DatasetError, match="no such directory"):
         readers.open(tmp_path / "nothing", fallback=tmp_path / "neither")
 
 
-FOREVER = 1000.0  # of patience: a wait that does not end by itself exceeds all limits of tests
+FOREVER = 1000.0  # seconds of patience: a wait that does not end by itself exceeds all limits of tests
 BATCH = 4
 
 
@@ -655,7 +656,7 @@ def names(source: Path, shards: Any) -> list[str]:
         return [reader.split_info.shards[number].path for number in shards]
 
 
-def test_shards_come_as_the_order_wants_them(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+def test_shards_arrive_in_the_order_of_training(source: Path, order: StagedFirst, tmp_path: Path) -> None:
     staging = readers.stage(source, tmp_path, background=True, order=order, threads=1)
     with staging as local:
         assert staging.wait(300)
@@ -665,12 +666,12 @@ def test_shards_come_as_the_order_wants_them(source: Path, order: StagedFirst, t
         assert_whole(local, source)
 
 
-def test_in_step_with_staging_it_reads_the_copy_without_waiting(
+def test_readers_in_step_with_staging_read_the_copy_without_waiting(
     source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A shard is let through, then as many samples as it has are read: no timing, and no patience.
+    """One shard is let through, then as many samples as it has are read: no timing, no patience.
 
-    The window of three shards wants one shard more than that, half a window.
+    The window of three shards needs one shard more, half a window.
     """
     gate, transfer = threading.Semaphore(0), session.transfer
 
@@ -709,7 +710,8 @@ def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLo
 
 
 def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """Two ranks stop during staging; three continue elsewhere, where shards come in the order of what is left."""
+    """Two ranks stop during staging; three continue elsewhere, where shards come in the order of the remaining
+    samples."""
     seen: list[int] = []
     with readers.stage(source, tmp_path / "a", background=True, order=order, bytes_per_second=SLOWLY) as local:
         states = []
@@ -733,8 +735,8 @@ def test_an_epoch_is_resumed_on_another_node(source: Path, order: StagedFirst, t
     assert sorted(seen) == list(range(36)) and order.shards(0, 16).tolist() != order.shards().tolist()
 
 
-def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """With a leader that copies nothing, and with none; a failed wait is the last."""
+def test_readers_stop_waiting(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+    """With a leader that copies nothing, and without a leader; after a failed wait no reader waits again."""
     local = staged(source, tmp_path, background=True, order=order, bytes_per_second=10_000)
     lock = FlockFile(local / ".staging/leader")
     for patience, held in ((0.2, True), (FOREVER, False)):
@@ -748,10 +750,10 @@ def test_patience_ends(source: Path, order: StagedFirst, tmp_path: Path) -> None
         lock.release()
 
 
-def test_what_is_waited_for_is_not_announced(
+def test_shards_that_are_waited_for_are_not_announced(
     source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel would read it from the source, and staging once more."""
+    """The kernel would read the samples from the source, in addition to staging."""
     announced: list[Path] = []
 
     def note(descriptor: int, ranges: Any) -> None:
@@ -761,7 +763,7 @@ def test_what_is_waited_for_is_not_announced(
     some = staged(source, tmp_path / "some", fraction=0.3)
     none_yet = staged(source, tmp_path / "all", background=True, order=order, bytes_per_second=10_000)
     for local, patience, places in (
-        (some, FOREVER, {some, source}),  # the rest does not come
+        (some, FOREVER, {some, source}),  # the rest is never staged
         (none_yet, FOREVER, set()),
         (none_yet, 0.0, {source}),
     ):
@@ -773,7 +775,7 @@ def test_what_is_waited_for_is_not_announced(
             reader.prefetch([36])
 
 
-def test_nothing_waits_for_a_shard_that_is_not_wanted(source: Path, tmp_path: Path) -> None:
+def test_no_read_waits_for_a_shard_that_is_not_staged(source: Path, tmp_path: Path) -> None:
     with readers.stage(source, tmp_path, fraction=0.3) as local:
         lock = FlockFile(local / ".staging/leader")
         assert lock.take()
@@ -787,7 +789,7 @@ def test_nothing_waits_for_a_shard_that_is_not_wanted(source: Path, tmp_path: Pa
 
 
 def test_a_wait_outlives_the_leader(source: Path, order: StagedFirst, tmp_path: Path) -> None:
-    """The process that copies is killed while this one waits for a shard; its own thread brings it."""
+    """The copying process is killed while this one waits for a shard; a thread of this process copies it."""
     first = start(source, tmp_path, background=True, bytes_per_second=SLOWLY, linger=60)
     wait_for(lambda: (path := copy_of(tmp_path)) and (path / "dataset.json").exists(), "the index")
     staging = readers.stage(source, tmp_path, background=True, order=order, bytes_per_second=SLOWLY)
@@ -827,7 +829,7 @@ def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any
         assert reader.store.stats().local + reader.store.stats().source == 110
 
 
-def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: Path) -> None:
+def test_incompatible_options(source: Path, order: StagedFirst, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="patience_seconds needs a fallback"):
         readers.open(source, "train", patience_seconds=1)
     with pytest.raises(ValueError, match="0 or more, not nan"):
@@ -842,7 +844,7 @@ def test_what_does_not_go_together(source: Path, order: StagedFirst, tmp_path: P
     assert not list(tmp_path.iterdir())
 
 
-def test_a_disk_that_fills_up_ends_all_waiting(
+def test_a_full_disk_ends_all_waiting(
     source: Path, order: StagedFirst, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Training continues from the source, and `wait` raises the error."""

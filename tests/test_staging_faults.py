@@ -1,5 +1,5 @@
 """Staging that is killed, interrupted, signalled, out of space or misled, and by several nodes and jobs at once: a
-clear end, nothing incomplete, nothing lost. A node is a mount namespace with a tmpfs and Slurm's variables."""
+clear end, no incomplete copy, no lost file. A node is a mount namespace with a tmpfs and Slurm's variables."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ from readers.staging import StageOptions, set_files
 
 @pytest.fixture
 def own(source: Path, tmp_path: Path) -> Path:
-    """A set that a test may spoil."""
+    """A set that a test may damage."""
     return Path(shutil.copytree(source, tmp_path / "own"))
 
 
 def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
-    """Four processes; twice the one that copies is killed after a random while."""
+    """Four processes; twice the copying one is killed after a random time."""
     processes = [start(source, tmp_path, bytes_per_second=SLOWLY, threads=2) for _ in range(4)]
     dice = random.Random(os.getpid())
 
     def leader() -> subprocess.Popen[str] | None:
-        """One that lives: the files of one that was killed stay for a moment."""
+        """The living leader: files of a killed one stay for a moment."""
         return next((process for process in processes if process.pid == leader_of(tmp_path)), None)
 
     for _ in range(2):
@@ -73,7 +73,7 @@ def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
     assert_whole(Path(results[0]["path"]), source)
 
 
-def test_interrupt(source: Path, tmp_path: Path) -> None:
+def test_ctrl_c(source: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "packer", "stage", source, "--target", tmp_path, "--bandwidth", f"{SLOWLY}B"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: leader_of(tmp_path), "copying")
@@ -101,7 +101,7 @@ def test_a_disk_that_is_too_small(source: Path, tmp_path: Path) -> None:
         refused(r"fixed: not writable; choose another directory with target=", source, fixed)
 
 
-def test_a_disk_that_fills_up_meanwhile(source: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_during_staging(source: Path, tmp_path: Path) -> None:
     with tmpfs(tmp_path / "small", "600k") as small:
         process = start(source, small, bytes_per_second=SLOWLY, threads=1)
         wait_for(lambda: len(list(small.glob("packer-staged-*/*/*.tar"))) >= 2, "two shards")
@@ -144,7 +144,7 @@ def test_a_source_that_changes_in_mid_copy(own: Path, source: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("how", ["cut", "flipped", "missing", "index"])
-def test_a_spoilt_copy_is_mended(source: Path, tmp_path: Path, how: str) -> None:
+def test_a_damaged_copy_is_repaired(source: Path, tmp_path: Path, how: str) -> None:
     with readers.stage(source, tmp_path) as local:
         path = local / ("train.index/label.npy" if how == "index" else "train-000001.tar")
     data = path.read_bytes()
@@ -170,7 +170,7 @@ def test_a_source_with_a_wrong_index(own: Path, tmp_path: Path) -> None:
 
 
 def test_a_crash_at_every_step_that_changes_the_disk(source: Path, tmp_path: Path) -> None:
-    """At any step: a copy that looks whole is whole, and the next staging results in the same bytes."""
+    """After every step a copy that looks complete is complete, and the next staging gives the same bytes."""
     expected = staged_files_of(source)
 
     crashes = 0
@@ -199,7 +199,7 @@ def test_a_file_that_grows_while_it_is_copied(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
 
 
-# Says when it is ready; ends a second after the first SIGTERM, and its status is how many there were.
+# Creates a file when ready; ends a second after the first SIGTERM; the exit status is the number of SIGTERMs.
 COUNTS = """
 import signal, sys, time
 times = []
@@ -224,7 +224,7 @@ packer.clean_staged(target=sys.argv[1])
 """
 
 
-# Is signalled when all is there, but before its command was started.
+# Gets a signal when staging is complete, but before the command was started.
 BETWEEN = """
 import os, signal, sys
 from packer.cli.signals import CommandSignals
@@ -235,7 +235,7 @@ with signals.handling():
     sys.exit(signals.run(("sleep", "600"), {}))
 """
 
-# `packer` with the arguments given, in a process where every `cat` but the first takes half a second until its exec.
+# `packer` with these arguments, in a process where every `cat` but the first takes half a second until its exec.
 SLOW_WITNESS = """
 import subprocess, sys, time
 from packer.cli import main
@@ -258,7 +258,7 @@ def stage(source: Path, to: Path, *arguments: object, **environ: str) -> subproc
 
 
 def in_store(to: Path) -> list[str]:
-    """The content of packer's directory in a target, apart from its own two files."""
+    """The content of packer's directory in a target, apart from two administrative files."""
     names = sorted(path.name for store in to.glob("packer-staged-*") for path in store.iterdir())
     return [name for name in names if name not in (".packer-staged", "lock")]
 
@@ -267,13 +267,13 @@ def shown(*arguments: object) -> str:
     return run_packer("stage", *arguments, check=True).stdout
 
 
-def test_no_number_of_signals_ends_the_cleaning_up(source: Path, tmp_path: Path) -> None:
+def test_signals_do_not_interrupt_the_cleanup(source: Path, tmp_path: Path) -> None:
     script = f"trap 'exit 0' TERM INT; touch {tmp_path / 'began'}; while true; do sleep 0.01; done"
     process = stage(source, tmp_path, "--cleanup", "atexit", "--", "bash", "-c", script)
     wait_for((tmp_path / "began").exists, "the command")
     end = time.monotonic() + DEADLINE
     while process.poll() is None:
-        assert time.monotonic() < end, "it does not end"
+        assert time.monotonic() < end, "the command does not end"
         os.killpg(process.pid, signal.SIGTERM)
         time.sleep(0.002)
     _, errors = process.communicate()
@@ -281,8 +281,9 @@ def test_no_number_of_signals_ends_the_cleaning_up(source: Path, tmp_path: Path)
     assert in_store(tmp_path) == [], "a further signal interrupted the cleaning up"
 
 
-def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tmp_path: Path) -> None:
-    """A signal to all ends the witness; its successor must not have the copy's locks when COMMAND ends meanwhile."""
+def test_a_starting_process_does_not_keep_the_copy(source: Path, tmp_path: Path) -> None:
+    """A signal to all processes ends the witness; its successor must not hold the copy's locks when COMMAND ends
+    meanwhile."""
     script = f"trap 'exit 0' TERM; touch {tmp_path / 'began'}; while true; do sleep 0.01; done"
     arguments = ["stage", source, "--target", tmp_path, "--cleanup", "atexit", "--", "bash", "-c", script]
     command = [sys.executable, "-c", SLOW_WITNESS, *map(str, arguments)]
@@ -294,7 +295,7 @@ def test_a_process_that_is_being_started_does_not_keep_the_copy(source: Path, tm
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGUSR1])
-def test_copying_that_is_stopped_is_cleaned_up(source: Path, tmp_path: Path, number: signal.Signals) -> None:
+def test_stopped_copying_is_cleaned_up(source: Path, tmp_path: Path, number: signal.Signals) -> None:
     ran = tmp_path / "ran"
     process = stage(source, tmp_path, "--cleanup", "atexit", "--bandwidth", f"{SLOWLY}B", "--", "touch", ran)
     wait_for(lambda: leader_of(tmp_path), "copying")
@@ -309,7 +310,7 @@ def test_copying_that_is_stopped_is_cleaned_up(source: Path, tmp_path: Path, num
 
 @pytest.mark.parametrize("to_all", [True, False], ids=["to-all", "to-packer"])
 def test_the_command_gets_a_signal_once(source: Path, tmp_path: Path, to_all: bool) -> None:
-    """Whether it is sent to every process, as some batch systems do, or to the one they started."""
+    """Whether the signal is sent to every process, as by some batch systems, or only to the first."""
     process = stage(source, tmp_path, "--", sys.executable, "-c", COUNTS, tmp_path / "began")
     wait_for((tmp_path / "began").exists, "the command")
     (os.killpg if to_all else os.kill)(process.pid, signal.SIGTERM)
@@ -322,7 +323,7 @@ def test_a_signal_just_before_the_command_is_not_lost() -> None:
     assert done.returncode == 128 + signal.SIGTERM
 
 
-def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path: Path) -> None:
+def test_a_killed_removal_is_shown_and_finished(source: Path, tmp_path: Path) -> None:
     staged(source, tmp_path)
     killed = subprocess.run([sys.executable, "-c", KILLED, tmp_path], timeout=DEADLINE, check=False)
     assert killed.returncode == -signal.SIGKILL and copy_of(tmp_path) is not None
@@ -333,13 +334,13 @@ def test_a_removal_that_was_killed_is_shown_and_finished(source: Path, tmp_path:
     assert 0 < copy.bytes < copy.wanted_bytes and Path(copy.path).name == left
     assert "half removed" in shown("ls", "--target", tmp_path) and left in shown("ls", "--target", tmp_path)
     assert f"would remove {copy.path}" in shown("clean", "--target", tmp_path, "--dry-run")
-    assert in_store(tmp_path) == [left], "a dry run removes nothing"
+    assert in_store(tmp_path) == [left], "the dry run removed files"
     assert f"removed {copy.path}" in shown("clean", "--target", tmp_path)
     assert in_store(tmp_path) == [] and shown("ls", "--target", tmp_path) == "no staged copies\n"
 
 
 def test_the_rank_that_copies_reports(source: Path, tmp_path: Path) -> None:
-    """Whichever of a node's ranks it is; of the others only the first reports."""
+    """Any rank of a node may be the one; of the others only the first reports."""
 
     def said_by(rank: str) -> str:
         slurm = {"STEP_ID": "0", "PROCID": rank, "NTASKS": "2", "LOCALID": rank, "NODEID": "0", "NNODES": "1"}
@@ -348,12 +349,13 @@ def test_the_rank_that_copies_reports(source: Path, tmp_path: Path) -> None:
 
     said = said_by("1")
     assert f"staging to {tmp_path}" in said and "files copied" in said
-    assert said_by("1") == "", "all is there, and the first rank says so"
+    assert said_by("1") == "", "the first rank does not report the complete copy"
     assert "already there" in said_by("0")
 
 
 NODES, RANKS = 3, 2
-# Ranks of one node, started in its namespace; prints what they staged and read, and the shards on the node, as JSON.
+# Ranks of one node, started in its namespace; prints the files they staged and read, and the shards on the node, as
+# JSON.
 NODE = """
 import json, os, subprocess, sys
 node, nodes, ranks, script, source, to, options = json.loads(sys.argv[1])
@@ -373,7 +375,7 @@ print(json.dumps({"staged": staged, "read": [json.loads(lines[1]) for lines in s
 
 
 def in_namespace(command: list[str], place: Path) -> list[str]:
-    """A command with a tmpfs of its own at `place`, in user, mount and network namespaces of its own."""
+    """A command with a private tmpfs at `place`, in new user, mount and network namespaces."""
     script = 'mount -t tmpfs -o size=20m tmpfs "$0" && exec "$@"'
     return ["unshare", "--user", "--map-root-user", "--mount", "--net", "sh", "-c", script, str(place), *command]
 
@@ -412,11 +414,12 @@ def test_each_node_stages_its_part_once(source: Path, tmp_path: Path) -> None:
         assert moved == sum(expected.values()) + sum(f.bytes for f in [*files.index(options), files.head])
         assert one["read"] == [said[0]["read"][0]] * RANKS and len(one["read"][0]) == 36
     assert len({rank["path"] for one in said for rank in one["staged"]}) == 1
-    assert list(tmp_path.iterdir()) == []  # it was only in their namespaces
+    assert list(tmp_path.iterdir()) == []  # it existed only in their namespaces
 
 
 def test_two_jobs_stage_one_set_at_once(source: Path, tmp_path: Path) -> None:
-    """With other options and other ends: bytes move once, and cleaning up leaves what the other job uses."""
+    """With other options and other ends: bytes are copied once, and cleaning up leaves the files that the other job
+    uses."""
     two = start(source, tmp_path, {"SLURM_JOB_ID": "2"}, cleanup="atexit", bytes_per_second=SLOWLY, linger=DEADLINE)
     wait_for(lambda: leader_of(tmp_path), "the one that copies")
     one = start(source, tmp_path, {"SLURM_JOB_ID": "1"}, cleanup="atexit", splits=["train"], bytes_per_second=SLOWLY)
@@ -426,7 +429,7 @@ def test_two_jobs_stage_one_set_at_once(source: Path, tmp_path: Path) -> None:
     wait_for((local / "dataset.json").exists, "the end of its copying")
     assert_whole(local, source)
     assert [copy.in_use for copy in packer.staged_copies(tmp_path)] == [True]
-    two.terminate()  # a job that is killed cleans nothing up, and loses nothing
+    two.terminate()  # a killed job cleans up nothing, and loses nothing
     out, _ = two.communicate(timeout=DEADLINE)
     second = json.loads(out.splitlines()[0])
     assert second["path"] == first["path"]

@@ -1,4 +1,4 @@
-"""All stores keep the contract of `packer.testing.stores`, and so does the smallest possible one."""
+"""All stores keep the contract of `packer.testing.stores`, and so does a minimal store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LISTED = Shards(NAMES, SIZES)
 
 
 class Smallest(Store):
-    """The only method that a store needs."""
+    """A store with the only required method."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -59,7 +59,7 @@ class TestFiles(StoreSuite):
 
 @pytest.mark.parametrize("there", [[], [0, 1]])
 class TestCopied(StoreSuite):
-    """A copy that has none, some or all of the shards; one that is gone there is read from its source."""
+    """A copy with none, some or all of the shards; a shard that the copy lacks is read from the source."""
 
     @pytest.fixture(autouse=True)
     def _copy(self, there: list[int], tmp_path: Path, root: Path) -> None:
@@ -79,7 +79,7 @@ class TestCopied(StoreSuite):
         expected = bytes_at([(1, 5, 10)])
         (root / NAMES[1]).unlink()
         with self.open(root) as store:
-            assert [bytes(store.read_one(1, 1, 5, 10))] == expected, "the copy has it"
+            assert [bytes(store.read_one(1, 1, 5, 10))] == expected, "the copy has the shard"
 
 
 class TestRemoteFiles(StoreSuite):
@@ -97,7 +97,7 @@ class TestRemoteFiles(StoreSuite):
 
 
 class _Shards:
-    """The shards as `cache.serving` serves them, by number."""
+    """The shards by number, as `cache.serving` serves them."""
 
     def __init__(self, root: Path) -> None:
         self.store = Files(root, LISTED)
@@ -114,7 +114,7 @@ class _Shards:
 
 @dataclass(frozen=True)
 class _Connect:
-    """To the nodes that serve the shards, the first of which does not answer."""
+    """Connects to the nodes that serve the shards; the first node does not answer."""
 
     ports: tuple[int, ...]
 
@@ -141,7 +141,7 @@ class TestNeighbours(StoreSuite):
 
 
 class TestJoined(StoreSuite):
-    """The first two shards by one store, the others by another."""
+    """The first two shards in one store, the others in another."""
 
     def open(self, root: Path) -> Any:
         parts = [Files(root, Shards(NAMES[:2], SIZES[:2])), Files(root, Shards(NAMES[2:], SIZES[2:]))]
@@ -150,7 +150,7 @@ class TestJoined(StoreSuite):
 
 @pytest.mark.parametrize("check", ["never", "always"])
 class TestCached(StoreSuite):
-    """Of which some rows have a place."""
+    """A cache with slots for some of the rows."""
 
     @pytest.fixture(autouse=True)
     def _check(self, check: Any) -> None:
@@ -165,7 +165,7 @@ class TestCached(StoreSuite):
         return Cached(Files(root, LISTED), shared, slots, Terms(EVERYTHING), Encoded(), columns, self.check)
 
 
-def test_numbers_of_payloads_are_distinct_and_lead_back() -> None:
+def test_numbers_of_payloads_are_distinct_and_reversible() -> None:
     payloads, samples = Payloads(3), np.arange(4)
     numbers = np.stack([payloads.number(samples, field) for field in range(3)], 1).ravel()
     assert numbers.tolist() == list(range(12))

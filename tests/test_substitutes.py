@@ -61,7 +61,7 @@ def rows_and_pixels(batches: Any) -> tuple[list[int], torch.Tensor]:
 
 
 @pytest.mark.parametrize(("name", "workers"), [("shuffled", 2), ("weighted", 0), ("mixed", 0), ("bucketed", 2)])
-def test_every_consumer_takes_the_same_substitutes(damaged: readers.Reader, name: str, workers: int) -> None:
+def test_every_consumer_uses_the_same_substitutes(damaged: readers.Reader, name: str, workers: int) -> None:
     make, options = ORDERS[name], {"fields": ("image", "index"), "on_error": "substitute"}
     loader = ImageLoader(damaged, BATCH, order=make(), **grouped({"augment": CROP, "threads": 1, **options}))  # type: ignore[arg-type]
     expected, pixels = rows_and_pixels(loader)
@@ -76,7 +76,7 @@ def test_every_consumer_takes_the_same_substitutes(damaged: readers.Reader, name
     assert [int(row) for step in range(source.batches(0)) for row in source.batch(0, step)[-1].ravel()] == expected
     if isinstance(make(), Stepped):
         return
-    for source in (dataset, damaged, None):  # a sampler may not know the data set that its indices are for
+    for source in (dataset, damaged, None):  # a sampler may not know the data set of its indices
         single = DataLoader(dataset, BATCH, sampler=EpochSampler(make(), source), num_workers=workers)
         assert rows_and_pixels(single)[0] == expected
     stream = ImageStream(dataset, EpochSampler(make(), dataset), BATCH)
@@ -84,7 +84,7 @@ def test_every_consumer_takes_the_same_substitutes(damaged: readers.Reader, name
 
 
 @pytest.mark.parametrize("name", ["weighted", "mixed"])
-def test_a_sample_that_the_order_leaves_out_replaces_none(damaged: readers.Reader, name: str) -> None:
+def test_a_sample_outside_the_order_is_never_a_substitute(damaged: readers.Reader, name: str) -> None:
     dataset = ImageDataset(damaged, CROP, fields=("image", "index"), on_error="substitute")
     for epoch in range(3):
         sampler = EpochSampler(ORDERS[name](), dataset)
@@ -94,8 +94,9 @@ def test_a_sample_that_the_order_leaves_out_replaces_none(damaged: readers.Reade
     assert dataset.bad_samples
 
 
-def test_a_sampler_of_torch_names_what_may_replace_a_sample(damaged: readers.Reader) -> None:
-    """Its order is not known, so another sample of the batch; a single sample may be replaced by any of the set."""
+def test_substitutes_under_samplers_of_torch(damaged: readers.Reader) -> None:
+    """Without a known order, the substitute is another sample of the batch; for a single sample it is any sample of the
+    set."""
     dataset = ImageDataset(damaged, CROP, fields=("image", "index"), on_error="substitute")
     chosen = [*range(FIRST)]
     rows, _ = rows_and_pixels(DataLoader(dataset, BATCH, sampler=SubsetRandomSampler(chosen)))
@@ -107,7 +108,7 @@ def test_a_sampler_of_torch_names_what_may_replace_a_sample(damaged: readers.Rea
     assert not alone & BAD and alone == {int(dataset[row][1]) for row in BAD}
 
 
-def test_places_carry_substitutes_only_where_some_may_be_needed(damaged: readers.Reader) -> None:
+def test_places_carry_substitutes_only_on_request(damaged: readers.Reader) -> None:
     for on_error, count in (("raise", 0), ("skip", 0), ("substitute", 16)):
         dataset = ImageDataset(damaged, on_error=on_error)  # type: ignore[arg-type]
         place = next(iter(EpochSampler(Shuffled(COUNT, 5), dataset)))

@@ -1,4 +1,5 @@
-"""Windows and macOS, simulated on Linux without the calls that they lack: sets are read, the rest says why not."""
+"""Windows and macOS, simulated on Linux without the calls that they lack: sets are read, the other functions say why
+not."""
 
 from __future__ import annotations
 
@@ -50,7 +51,7 @@ command("convert", folder, "-o", folder + "-again")
 
 
 @pytest.mark.parametrize("system", ["win32", "darwin"])
-def test_sets_are_read_without_posix_and_the_rest_is_refused_in_a_line(tmp_path: Path, system: str) -> None:
+def test_sets_are_read_without_posix_and_other_functions_are_refused_in_one_line(tmp_path: Path, system: str) -> None:
     images = {f"{name}/{number}.jpg": make_jpeg(number, (40, 32)) for name in "ab" for number in range(2)}
     folder = tree_of(tmp_path / "images", images)
     sets = [tmp_path / name for name in ("hdf5", "tfrecord", "tar")]

@@ -1,4 +1,4 @@
-"""Columns of the table that a set was packed from: expressions over them, and splits that divide no group."""
+"""Columns of the table that a set was packed from: expressions over them, and splits that keep groups together."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AGES = (31, 31, 7, 8, 9, 50, 64, 12, 70, "", 40, 41)
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve images of six patients, one of them unknown, in a CSV file; not to be changed."""
+    """Twelve images of six patients, one of them unknown, in a CSV file; tests may not change it."""
     scans = tmp_path_factory.mktemp("table") / "scans"
     tree_of(scans, {f"{i // 4}/{i}.jpg": make_jpeg(i, (16 + i, 16)) for i in range(12)})
     with open(scans / "scans.csv", "w", newline="") as file:
@@ -42,7 +42,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packed(table: Path) -> Path:
-    """It as a set; not to be changed."""
+    """The table as a set; tests may not change it."""
     return convert(table, table.parent.parent / "set").output
 
 
@@ -66,7 +66,7 @@ EXPRESSIONS: dict[str, Callable[[str, Any, int], bool]] = {
 
 @pytest.mark.parametrize("text", EXPRESSIONS)
 def test_an_expression_sees_the_columns_of_the_table(table: Path, packed: Path, tmp_path: Path, text: str) -> None:
-    """In a reader, a subset, and a conversion, whose listing knows them or which reads them first."""
+    """In a reader, a subset, and a conversion, whose listing has the columns or which reads the samples first."""
     expected = [f"{i // 4}/{i}" for i in range(12) if EXPRESSIONS[text](PATIENTS[i], AGES[i], i)]
     assert 0 < len(expected) < 12
     with readers.open(packed) as reader:
@@ -79,12 +79,12 @@ def test_an_expression_sees_the_columns_of_the_table(table: Path, packed: Path, 
         assert made.left_out == {"not chosen": 12 - len(expected)}
 
 
-def test_a_column_of_the_listing_decides_before_anything_is_read(table: Path, tmp_path: Path) -> None:
+def test_a_listed_column_decides_before_samples_are_read(table: Path, tmp_path: Path) -> None:
     planned = convert(table, tmp_path / "out", where='patient == "P0" and width > 16', dry_run=True)
     assert planned.samples == 2 and planned.undecided == "(width > 16)"
 
 
-def test_what_a_column_cannot_be_asked(table: Path, packed: Path, tmp_path: Path) -> None:
+def test_invalid_expressions_on_columns(table: Path, packed: Path, tmp_path: Path) -> None:
     unknown: Any = readers.UnknownNameError
     for text, error, message in (
         ('patiemt == "P0"', unknown, r"'patiemt' is not known.*json: age, patient, taken on; did you mean patient"),
@@ -101,7 +101,7 @@ def test_what_a_column_cannot_be_asked(table: Path, packed: Path, tmp_path: Path
         with pytest.raises(error, match=message):
             convert(table, tmp_path / "out", where=text)
     with pytest.raises(unknown, match=r"no sample has 'patiemt' in its field json.*age, patient"):
-        convert(packed, tmp_path / "out", where='not patiemt == "P0"')  # a source that is read first
+        convert(packed, tmp_path / "out", where='not patiemt == "P0"')  # a source whose samples are read first
     assert not (tmp_path / "out").exists()
 
 
@@ -126,7 +126,7 @@ JSON = st.none() | NUMBERS | st.text("xyz", max_size=3) | st.lists(NUMBERS, max_
 
 
 @given(st.lists(st.dictionaries(st.sampled_from("ab"), JSON), min_size=2, max_size=6), st.integers(-3, 3))
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a machine that does other things
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
 def test_members_of_any_type_compare_as_python_compares_numbers(members: list[dict[str, Any]], number: int) -> None:
     payloads = [(str(i), json.dumps(one).encode()) for i, one in enumerate([*members, {"a": 1}])]
     facts = TableFacts(Table.of([key for key, _ in payloads]), columns=lambda names: json_columns(payloads, names))
@@ -154,14 +154,14 @@ def test_no_group_is_in_two_splits(table: Path, packed: Path, tmp_path: Path, st
         found = groups_of(root)
         assert found["train"] | found["val"] == {"P0", "P1", "P2", "P3", "P4", "P5"}
         assert not found["train"] & found["val"] and packer.verify(root).ok
-    assert groups_of(tmp_path / "split") == groups_of(tmp_path / "dealt"), "the seed alone decides"
+    assert groups_of(tmp_path / "split") == groups_of(tmp_path / "dealt"), "the seed alone does not decide"
     assert packer.table(tmp_path / "split").counts in ({"train": 7, "val": 4}, {"train": 6, "val": 5})
     made = packer.split(packed, {"train": 0.7, "val": 0.3}, tmp_path / "folders", group="folder")
     assert made.splits == {"train": 8, "val": 4}
     assert len({key.partition("/")[0] for key in packer.table(tmp_path / "folders").keys("val")}) == 1
 
 
-def test_groups_that_cannot_be_dealt(table: Path, packed: Path, tmp_path: Path) -> None:
+def test_groups_that_cannot_be_distributed(table: Path, packed: Path, tmp_path: Path) -> None:
     shares = {"a": 0.5, "b": 0.5}
     without = r"1 sample of 12 without a value in the column 'patient', such as '1/7'"
     with pytest.raises(readers.SourceError, match=without):
@@ -178,7 +178,7 @@ def test_groups_that_cannot_be_dealt(table: Path, packed: Path, tmp_path: Path) 
         packer.split(single, shares, group="folder")
 
 
-def test_the_commands_say_how_near_the_shares_are(table: Path, tmp_path: Path) -> None:
+def test_the_commands_report_the_actual_shares(table: Path, tmp_path: Path) -> None:
     out, group = tmp_path / "out", ["--group", "patient"]
     deal = ["--split-fractions", "train=0.6,val=0.4", "--where", 'has("patient")', *group]
     ended = run_packer("convert", table, "--to", "tar", "-o", out, *deal)
@@ -194,7 +194,7 @@ def test_the_commands_say_how_near_the_shares_are(table: Path, tmp_path: Path) -
     st.sampled_from([(0.5, 0.5), (0.8, 0.2), (0.7, 0.2, 0.1)]),
     st.integers(0, 5),
 )
-def test_groups_are_dealt_whole_and_the_shares_are_near(
+def test_groups_stay_together_and_the_shares_are_close(
     samples: list[tuple[int, int]], shares: tuple[float, ...], seed: int
 ) -> None:
     groups, classes = (np.unique([one[i] for one in samples], return_inverse=True)[1].astype(np.int64) for i in (0, 1))

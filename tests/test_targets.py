@@ -67,7 +67,7 @@ def labelled(source: Path) -> Any:
 
 
 class Program:
-    """A data set of (image, label), as a torch one is."""
+    """A data set of (image, label), as in torch."""
 
     def __init__(self, values: list[Any], classes: tuple[str, ...] = ()) -> None:
         self.values, self.classes = values, classes
@@ -110,7 +110,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.parametrize(("make", "expected"), CASES.values(), ids=CASES)
-def test_they_reach_the_batches_as_they_were(tmp_path: Path, make: Any, expected: Any) -> None:
+def test_labels_reach_the_batches_unchanged(tmp_path: Path, make: Any, expected: Any) -> None:
     truth = torch.tensor(np.asarray(expected, None if isinstance(expected, np.ndarray) else np.float32))
     made = packer.convert(make(tmp_path / "src"), "tar", tmp_path / "out", run=packer.Run(workers=1))
     info = json.loads((tmp_path / "out" / "dataset.json").read_text())
@@ -132,7 +132,7 @@ def test_they_reach_the_batches_as_they_were(tmp_path: Path, make: Any, expected
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tar"])
-def test_a_writer_takes_them(tmp_path: Path, to: str) -> None:
+def test_a_writer_accepts_such_labels(tmp_path: Path, to: str) -> None:
     with packer.writer(tmp_path / "out", to=to) as out:
         for number, (image, score) in enumerate(zip(IMAGES, SCORES, strict=True)):
             out.write(str(number), image=image, label=score)
@@ -155,7 +155,7 @@ def test_a_writer_takes_them(tmp_path: Path, to: str) -> None:
     ],
     ids=["no number is an explicit nan", "a field may be called a target"],
 )
-def test_what_is_a_label(tmp_path: Path, values: list[Any], options: Any, expected: list[float]) -> None:
+def test_valid_labels(tmp_path: Path, values: list[Any], options: Any, expected: list[float]) -> None:
     source = packer.open_source(table(tmp_path / "src", ".tsv", values), **options)
     packer.convert(source, "tar", tmp_path / "out", run=packer.Run(workers=1))
     with readers.open(tmp_path / "out") as reader:
@@ -173,7 +173,7 @@ def test_what_is_a_label(tmp_path: Path, values: list[Any], options: Any, expect
         ([[{}], [1], [1], [1]], "line 2: .* is not a list of numbers, or of names"),
     ],
 )
-def test_what_is_no_label(tmp_path: Path, values: list[Any], message: str) -> None:
+def test_invalid_labels(tmp_path: Path, values: list[Any], message: str) -> None:
     with pytest.raises(SourceError, match=message):
         packer.convert(labelled(table(tmp_path / "src", ".tsv", values)), "tar", tmp_path / "out")
 
@@ -185,7 +185,7 @@ def test_labels_that_differ_between_shards_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_pipelines_that_hand_out_class_numbers_say_so(tmp_path: Path) -> None:
+def test_pipelines_of_class_numbers_refuse_other_labels(tmp_path: Path) -> None:
     dali = pytest.importorskip("readers.dali")
     packer.convert(Program(SCORES), "tar", tmp_path / "out", run=packer.Run(workers=1))
     with (

@@ -1,6 +1,7 @@
-"""tf.data over our sets: TFRecord shards by its own reader, and any set by a generator in our order.
+"""tf.data over packer sets: TFRecord shards with TensorFlow's reader, and any set through a generator in packer's
+order.
 
-TensorFlow is not among the packages of the tests: `pip install tensorflow-cpu` beside them runs these.
+TensorFlow is not among the test dependencies: these tests run after `pip install tensorflow-cpu`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pack_few(tmp_path_factory.mktemp("tensorflow"), COUNT, to="tfrecord", samples_per_shard=8)
 
 
-def test_its_reader_finds_all_samples(tf: Any, reader: Any, packed: Path) -> None:
+def test_the_reader_of_tensorflow_finds_all_samples(tf: Any, reader: Any, packed: Path) -> None:
     features = {
         "image/encoded": tf.io.FixedLenFeature([], tf.string),
         "image/class/label": tf.io.FixedLenFeature([], tf.int64),
@@ -44,7 +45,7 @@ def test_its_reader_finds_all_samples(tf: Any, reader: Any, packed: Path) -> Non
 
 
 def test_a_generator_gives_our_batches_and_the_state_after_each(tf: Any, reader: Any) -> None:
-    """The recipe of docs/jax.md: tf.data asks ahead, so a batch brings its state along."""
+    """The recipe of docs/jax.md: tf.data prefetches, so each batch carries its state."""
     options: dict[str, Any] = {"layout": "NHWC", "threads": 1, "seed": 1, "fields": ("image", "index")}
 
     def dataset(state: str = "") -> Any:
@@ -73,7 +74,7 @@ def test_a_generator_gives_our_batches_and_the_state_after_each(tf: Any, reader:
 
 
 def test_decoders_agree(tf: Any, reader: Any) -> None:
-    """Of 255; where colours are stored at half the size, TensorFlow repeats them unless it is told otherwise."""
+    """Of 255; TensorFlow repeats chroma of half the size unless an option says otherwise."""
     for i in range(3):
         data = bytes(reader.read(i))
         theirs = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True).numpy()

@@ -1,4 +1,5 @@
-"""The examples with images of random text: true labels, the same images again; JAX draws them and learns from them."""
+"""The examples with images of random text: labels are true, images are reproducible; JAX draws them and learns from
+them."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def test_labels_say_whether_a_line_has_the_word(text: ModuleType, word: str) -> 
     lines = [["".join(text.ALPHABET[code] for code in line) for line in page] for page in letters]
     expected = [any(word in line for line in page) for page in lines]
     assert text.contains(letters, word).tolist() == expected
-    assert 5 < sum(expected) < 2000, "both answers are among them"
+    assert 5 < sum(expected) < 2000, "one of the answers is missing"
 
 
 def test_an_image_shows_its_letters(text: ModuleType) -> None:
@@ -53,8 +54,8 @@ def test_an_image_shows_its_letters(text: ModuleType) -> None:
     height, width = text.CELL
     cells = images.reshape(20, text.GRID[0], height, text.GRID[1], width, 3).swapaxes(2, 3)
     spread = cells.astype(int).max((3, 4)) - cells.astype(int).min((3, 4))
-    assert (spread[letters == 0] <= 16).all(), "a space is paper and noise"
-    assert (spread[letters != 0].max(-1) > 40).all(), "a letter is in ink"
+    assert (spread[letters == 0] <= 16).all(), "a space has ink"
+    assert (spread[letters != 0].max(-1) > 40).all(), "a letter has no ink"
 
 
 def test_a_set_is_the_same_again_and_has_true_folders(text: ModuleType, tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
-"""timm itself over `TimmReader`: its data set, its loader and its augmentations, as its training script calls them.
+"""timm over `TimmReader`: its data set, loader and augmentations, as in its training script.
 
-timm needs torchvision, which does not import beside torch's build for the CPU: `make test-decoders` runs this.
+timm needs torchvision, which cannot be imported with the CPU build of torch: `make test-decoders` runs this.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def timm() -> Any:
     return timm.data
 
 
-def test_what_timm_asks_of_a_reader(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_interface_that_timm_expects_of_a_reader(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = TimmReader(reader)
     file, label = ours[4]
     assert (file.read(), label, len(ours)) == (bytes(reader.read(4)), int(reader.labels[4]), COUNT)
@@ -65,7 +65,7 @@ def test_a_data_set_has_our_images_and_names(timm: Any, reader: Any) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_of_its_training_script(timm: Any, reader: Any, workers: int) -> None:
-    """With the options of that script: augmentation, erasing, mixup in the collate function."""
+    """With the options of the script: augmentation, erasing, mixup in the collate function."""
     mixup = timm.FastCollateMixup(mixup_alpha=0.2, num_classes=3)
     loader = timm.create_loader(
         timm.ImageDataset("", reader=TimmReader(reader)),
@@ -90,7 +90,7 @@ def test_the_loader_of_its_training_script(timm: Any, reader: Any, workers: int)
 
 
 def test_its_scripts_name_a_packed_set(timm: Any, packed: Path, tmp_path: Path) -> None:
-    """With the arguments of train.py and validate.py; any other name is timm's."""
+    """With the arguments of train.py and validate.py; timm handles any other name."""
     options = {"is_training": True, "class_map": "", "download": False, "batch_size": 4, "seed": 1, "repeats": 0}
     dataset = create_dataset("packer", root=str(packed), split="train", input_img_mode="L", **options)
     assert len(dataset) == COUNT and dataset[0][0].mode == "L"
@@ -111,7 +111,7 @@ def test_an_evaluation_sees_every_sample_once(timm: Any, reader: Any) -> None:
 
 
 def test_a_sample_that_cannot_be_decoded_is_replaced_by_timm(timm: Any, tmp_path: Path) -> None:
-    """timm takes the sample that follows, and says so in its log; what cannot be read ends the run."""
+    """timm takes the following sample, and logs that; a sample that cannot be read ends the run."""
     files = {f"a/{i}.jpg": make_jpeg(i, (48, 40)) for i in range(4)} | {"a/1.jpg": make_jpeg(1, (48, 40))[:300]}
     opened = readers.open_folder(tree_of(tmp_path / "images", files))
     image, _ = timm.ImageDataset("", reader=TimmReader(opened))[1]

@@ -1,4 +1,4 @@
-"""`ImageDataset`, `EpochSampler` and `ImageStream`: items, transforms and bad samples; `test_loops` has the epochs."""
+"""`ImageDataset`, `EpochSampler` and `ImageStream`: items, transforms and bad samples; `test_loops` tests epochs."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def whole(reader: readers.Reader, index: int) -> torch.Tensor:
 
 
 # --- the data set -------------------------------------------------------------------------------------------------
-def test_what_a_worker_is_sent_does_not_grow_with_the_set(
+def test_the_pickle_for_a_worker_does_not_grow_with_the_set(
     reader: readers.Reader, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list of paths and labels, as ImageFolder has, takes 60 bytes a sample."""
@@ -85,18 +85,18 @@ def test_what_a_worker_is_sent_does_not_grow_with_the_set(
             dataset = ImageDataset(many, CROP)
             sizes.append(len(ForkingPickler.dumps(dataset)))
             assert len(pickle.dumps(many.select(indices=range(0, samples, 2)))) < 25_000 + 4 * samples
-    assert max(sizes) < 25_000 and abs(sizes[1] - sizes[0]) < 1_000, "of names of 1,000 classes and 100 shards"
+    assert max(sizes) < 25_000 and abs(sizes[1] - sizes[0]) < 1_000, "names of 1,000 classes and 100 shards"
     assert len(ForkingPickler.dumps(ImageDataset(reader))) < 5_000
     listed = [(f"/data/imagenet/train/n0{i % 1000}/n0{i % 1000}_{i}.JPEG", i % 1000) for i in range(40_000)]
     assert len(pickle.dumps(listed)) > 50 * max(sizes)
 
 
-def test_what_a_sample_is(reader: readers.Reader) -> None:
+def test_the_content_of_a_sample(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader)
     image, label = dataset[7]
     assert torch.equal(image, whole(reader, 7)) and label == int(reader.labels[7])
     assert len(dataset) == COUNT and dataset.classes == reader.classes and dataset.targets == reader.labels.tolist()
-    batch = dataset.__getitems__([3, 1, 2])  # which do not share memory
+    batch = dataset.__getitems__([3, 1, 2])  # the images do not share memory
     assert all(torch.equal(x, whole(reader, i)) for (x, _), i in zip(batch, [3, 1, 2], strict=True))
     assert isinstance(ImageDataset(reader, output="numpy")[0][0], np.ndarray)
     picture = ImageDataset(reader, output="pil")[0][0]
@@ -104,6 +104,8 @@ def test_what_a_sample_is(reader: readers.Reader) -> None:
     assert ImageDataset(reader, decode=None)[0][0] == bytes(reader.read(0))
     with pytest.raises(IndexError):
         dataset[COUNT]
+    with pytest.raises(TypeError, match=r"found list; for batches use  DataLoader\(dataset, batch_sampler=…\)"):
+        next(iter(DataLoader(dataset, sampler=[[0, 1]], batch_size=None)))
     dataset.load_state_dict(dataset.state_dict())
     with pytest.raises(ResumeError, match="another set"):
         dataset.load_state_dict({"fingerprint": "other"})
@@ -111,7 +113,7 @@ def test_what_a_sample_is(reader: readers.Reader) -> None:
 
 # --- batches --------------------------------------------------------------------------------------------------------
 def of_codec(folder: Path, pack: Callable[..., Path]) -> readers.Reader:
-    """Images that the codec makes, others, and two damaged ones."""
+    """Images that the codec decodes, others, and two damaged ones."""
     images = {f"c/{i:02d}.{'png' if i % 5 == 4 else 'jpg'}": (90 + i, 120 - i) for i in range(24)}
     root = tree_of(folder / "of_codec", {name: make_jpeg(i, size) for i, (name, size) in enumerate(images.items())})
     for name in images:
@@ -124,7 +126,7 @@ def of_codec(folder: Path, pack: Callable[..., Path]) -> readers.Reader:
 
 
 def plain(samples: list[Any]) -> Any:
-    """As `default_collate`, of samples as they are."""
+    """`default_collate` of unchanged samples."""
     assert all(len(sample) == 2 and "Made" not in str(type(sample)) for sample in samples)
     return default_collate(samples)
 
@@ -132,7 +134,7 @@ def plain(samples: list[Any]) -> Any:
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("floats", [False, True])
 @pytest.mark.parametrize("on_error", ["skip", "substitute"])
-def test_images_decoded_into_their_batch_are_those_of_samples(
+def test_images_decoded_into_their_batch_equal_those_of_samples(
     tmp_path: Path, pack: Callable[..., Path], workers: int, floats: bool, on_error: Any
 ) -> None:
     """By torch's function and by `collate`, in tuples and dictionaries, and as a stream."""
@@ -155,7 +157,7 @@ def test_images_decoded_into_their_batch_are_those_of_samples(
                 assert images.is_shared() == bool(workers) and list(others) == list(values[0][1])
 
 
-def test_a_batch_is_made_by_one_call_where_nothing_else_sees_its_samples(
+def test_a_batch_is_decoded_in_one_call_where_its_samples_are_not_used_otherwise(
     tmp_path: Path, pack: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     native, calls = pytest.importorskip("readers.coefficients.native"), []
@@ -209,7 +211,7 @@ def test_albumentations_are_called_with_image(reader: readers.Reader, monkeypatc
     assert np.array_equal(image.transpose(2, 1, 0), whole(reader, 0))
 
 
-def test_without_our_sampler_ops_follow_torchs_generator(reader: readers.Reader) -> None:
+def test_without_our_sampler_ops_use_torchs_generator(reader: readers.Reader) -> None:
     dataset = ImageDataset(reader, CROP)
     torch.manual_seed(0)
     first = [dataset[1][0] for _ in range(4)]
@@ -234,7 +236,7 @@ def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message:
 
 
 # --- bad samples --------------------------------------------------------------------------------------------------
-def test_a_bad_sample_alone_raises(damaged: readers.Reader) -> None:
+def test_a_single_bad_sample_raises(damaged: readers.Reader) -> None:
     with pytest.raises(BadSampleError, match=r"sample 5 \(class0/photo020\): .* `packer verify --deep`"):
         ImageDataset(damaged)[5]
     with pytest.raises(BadSampleError, match="ask for batches"):
@@ -265,7 +267,7 @@ def test_bad_samples_are_skipped_or_replaced_and_reported(
 
 
 # --- unchanged ---------------------------------------------------------------------------------------------------
-def test_unchanged_images_come_in_their_own_depth(tmp_path: Path) -> None:
+def test_unchanged_images_keep_their_depth(tmp_path: Path) -> None:
     values = np.random.default_rng(1).integers(0, 65536, (2, 6, 8), np.uint16)
     for number, image in enumerate(values):
         Image.fromarray(image).save(tmp_path / f"{number}.png")
@@ -279,7 +281,7 @@ def test_unchanged_images_come_in_their_own_depth(tmp_path: Path) -> None:
         assert ImageDataset(reader)[0][0].dtype == torch.uint8
 
 
-def test_what_unchanged_cannot_be_combined_with(tmp_path: Path, place: dict[str, Any]) -> None:
+def test_options_that_exclude_unchanged(tmp_path: Path, place: dict[str, Any]) -> None:
     (tmp_path / "1.jpg").write_bytes(make_jpeg(1))
     reader = readers.open_folder(tmp_path)
     with pytest.raises(ValueError, match="output='tensor' or 'numpy'"):
@@ -293,7 +295,7 @@ def test_what_unchanged_cannot_be_combined_with(tmp_path: Path, place: dict[str,
 
 # --- data sets of torch over a data set ---------------------------------------------------------------------------
 class Wrapped(torch.utils.data.Dataset[Any]):
-    """As people write them. numbers: of the samples to hand out."""
+    """A wrapper as users write it. numbers: the samples to return."""
 
     def __init__(self, dataset: ImageDataset, numbers: list[int]) -> None:
         self.dataset, self.numbers = dataset, numbers
@@ -328,13 +330,14 @@ def test_a_wrapper_that_loses_the_place_in_the_epoch_is_named(reader: readers.Re
     assert len(caught) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for transform, sampler in ((CROP, None), ([Resize(16)], EpochSampler(Shuffled(20, 1)))):  # nothing is lost
+        for transform, sampler in ((CROP, None), ([Resize(16)], EpochSampler(Shuffled(20, 1)))):  # no sample is lost
             list(DataLoader(WRAPPERS[name](ImageDataset(reader, transform)), 5, sampler=sampler))
 
 
 @pytest.mark.parametrize("kind", ["selected", "concatenated"])
-def test_what_keeps_the_place_in_the_epoch(reader: readers.Reader, kind: str) -> None:
-    """A selection in place of a subset, and data sets in ConcatDataset: the images of the loader, for any workers."""
+def test_wrappers_that_keep_the_place_in_the_epoch(reader: readers.Reader, kind: str) -> None:
+    """A selection in place of a subset, and data sets in ConcatDataset: the images equal those of the loader, with any
+    workers."""
     first, second = reader.select(indices=range(15)), reader.select(indices=range(15, COUNT))
     chosen = first if kind == "selected" else readers.concat([first, second])
     both: Any = ConcatDataset([ImageDataset(first, CROP), ImageDataset(second, CROP)])
@@ -346,8 +349,8 @@ def test_what_keeps_the_place_in_the_epoch(reader: readers.Reader, kind: str) ->
         assert torch.equal(torch.cat([images for images, _ in loader]), expected)
 
 
-def test_concatenated_data_sets_replace_bad_samples_by_their_own_of_the_order(damaged: readers.Reader) -> None:
-    """Sample 5 is of the first, sample 21 of the second; what the order leaves out replaces neither."""
+def test_concatenated_data_sets_replace_bad_samples_within_each_set_and_order(damaged: readers.Reader) -> None:
+    """Sample 5 belongs to the first, sample 21 to the second; samples outside the order are never substitutes."""
     parts = [damaged.select(indices=range(20)), damaged.select(indices=range(20, COUNT))]
     sets = [ImageDataset(part, fields=("image", "key"), on_error="substitute") for part in parts]
     order = Weighted((np.arange(COUNT) % 20) < 10, samples=200, seed=3)
@@ -357,7 +360,8 @@ def test_concatenated_data_sets_replace_bad_samples_by_their_own_of_the_order(da
 
 
 # --- in threads ---------------------------------------------------------------------------------------------------
-# torchdata's nodes, executors, and what torch's own thread workers will need: the items of processes, on any thread.
+# torchdata's nodes, executors, and the future thread workers of torch: the items equal those of processes, on any
+# thread.
 BATCH, ORDER = 4, Shuffled(COUNT, 1)
 
 
@@ -366,7 +370,7 @@ def dataset_of(reader: readers.Reader) -> ImageDataset:
 
 
 def threaded(reader: readers.Reader, threads: int = 3, batch_size: int = BATCH) -> nodes.Loader[Any]:
-    """torchdata's pipeline of nodes: batches of indices, each made by one of some workers."""
+    """A torchdata pipeline of nodes: batches of indices, each made by one of several workers."""
     dataset = dataset_of(reader)
     indices = nodes.Batcher(nodes.SamplerWrapper(EpochSampler(ORDER, dataset)), batch_size, drop_last=True)
 
@@ -388,8 +392,8 @@ def same(found: Any, expected: Any) -> bool:
     )
 
 
-def test_threads_make_the_batches_of_processes(reader: readers.Reader) -> None:
-    """Also in the second epoch: what is drawn depends neither on the worker nor on how many there are."""
+def test_threads_give_the_batches_of_processes(reader: readers.Reader) -> None:
+    """Also in the second epoch: random numbers depend neither on the worker nor on the number of workers."""
     processes, threads = by_processes(reader), threaded(reader)
     for _ in range(2):
         expected = list(processes)
@@ -398,7 +402,7 @@ def test_threads_make_the_batches_of_processes(reader: readers.Reader) -> None:
 
 @pytest.mark.parametrize(("stop", "batch_size"), [(3, 4), (10, 4), (13, 3), (23, 4)])
 def test_nodes_resume_exactly(reader: readers.Reader, stop: int, batch_size: int) -> None:
-    """In mid-epoch, and at an epoch's end, with and without a rest; with another number of threads."""
+    """In mid-epoch, and at the end of an epoch, with and without a remainder; with another number of threads."""
     loader, epochs = threaded(reader, 3, batch_size), 4
     whole = [copy.copy(batch) for _ in range(epochs) for batch in loader]
     loader = threaded(reader, 3, batch_size)
@@ -413,7 +417,7 @@ def test_nodes_resume_exactly(reader: readers.Reader, stop: int, batch_size: int
 
 
 def test_many_threads_share_a_data_set(reader: readers.Reader) -> None:
-    """An executor's threads, which ask for single items and for many at once, and a copy that is pickled meanwhile."""
+    """Threads of an executor request single items and batches, while a copy is pickled."""
     dataset = dataset_of(reader)
     places = [list(batch) for batch in torch.utils.data.BatchSampler(EpochSampler(ORDER, dataset), BATCH, True)]
     expected = [[item[1] for item in dataset.__getitems__(batch)] for batch in places]
@@ -429,7 +433,7 @@ def test_many_threads_share_a_data_set(reader: readers.Reader) -> None:
         assert all(pool.map(one, range(60)))
 
 
-def test_a_worker_of_a_stream_computes_the_order_of_its_own_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_of_a_stream_computes_only_the_order_of_its_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler, computed = EpochSampler(Shuffled(2503, 3), tail="exact"), [0]
     every, indices = list(sampler.samples_from(Start())), Shuffled.indices
 
@@ -444,10 +448,10 @@ def test_a_worker_of_a_stream_computes_the_order_of_its_own_batches(monkeypatch:
         expected = [every[at : at + 10] if at // 10 % 3 == worker else [] for at in range(0, 2503, 10)]
         assert [places for _, places in batches] == expected
         assert len(list(sampler.batches_from(Start(), 10, worker, 3))) == 251
-        assert computed[0] == 17 * sum(map(len, expected)), "each has 16 substitutes"
+        assert computed[0] == 17 * sum(map(len, expected)), "each sample has 16 substitutes"
 
 
-def test_a_stream_in_a_thread_is_that_of_the_loader(reader: readers.Reader) -> None:
+def test_a_stream_in_a_thread_equals_that_of_the_loader(reader: readers.Reader) -> None:
     dataset = dataset_of(reader)
     stream = ImageStream(dataset, EpochSampler(ORDER, dataset), BATCH)
     expected = list(DataLoader(ImageStream(dataset, EpochSampler(ORDER, dataset), BATCH), batch_size=None))
@@ -455,7 +459,7 @@ def test_a_stream_in_a_thread_is_that_of_the_loader(reader: readers.Reader) -> N
     assert same(list(loader), expected)
 
 
-def test_threads_may_all_be_the_first_to_read(reader: readers.Reader, request: pytest.FixtureRequest) -> None:
+def test_the_first_reads_may_come_from_several_threads(reader: readers.Reader, request: pytest.FixtureRequest) -> None:
     expected = [bytes(data) for data in reader.read_many(range(8))]
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -473,7 +477,7 @@ def test_threads_may_all_be_the_first_to_read(reader: readers.Reader, request: p
 
 @dataclass(frozen=True)
 class Threads(Op):
-    """Notes how many cores torch's operations may use."""
+    """Records how many cores torch's operations may use."""
 
     noted: list[int]
     stage: ClassVar[Stage] = Stage.PIXELS
@@ -486,8 +490,8 @@ class Threads(Op):
         return images
 
 
-def test_an_item_is_made_on_one_core_and_torch_keeps_its_threads(reader: readers.Reader) -> None:
-    """Threads of torch that wait for each other made an item take eight times as long."""
+def test_an_item_is_made_on_one_core_and_the_thread_count_of_torch_is_unchanged(reader: readers.Reader) -> None:
+    """Waiting torch threads made an item take eight times as long."""
     noted: list[int] = []
     dataset, before = ImageDataset(reader, [RandomResizedCrop(16), Threads(noted)]), torch.get_num_threads()
     torch.set_num_threads(3)

@@ -1,4 +1,4 @@
-"""The toy pipeline of the examples: its bottlenecks are named one after the other, and its repairs change no result."""
+"""The toy pipeline of the examples: its bottlenecks are named one after another, and the repairs change no result."""
 
 from __future__ import annotations
 
@@ -72,5 +72,5 @@ def test_the_repairs_change_no_result(toy: ModuleType) -> None:
     shares = [
         (toy.Compose(kind())(torch.ones(3, 256, 256)) == 0).float().mean() for kind in (toy.RandomMask, toy.QuickMask)
     ]
-    reached = 1 + 2 * toy.RADIUS * (toy.RADIUS + 1)  # pixels that are at most RADIUS steps away
+    reached = 1 + 2 * toy.RADIUS * (toy.RADIUS + 1)  # pixels at most RADIUS steps away
     assert all(abs(share - (1 - (63 / 64) ** reached)) < 0.03 for share in shares)

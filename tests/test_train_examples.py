@@ -1,4 +1,4 @@
-"""The training scripts of the examples learn and draw, and a continued run has the losses of an uninterrupted one.
+"""The training scripts of the examples learn and draw, and a continued run has the losses of an uninterrupted run.
 
 `training_kill_cases` runs them on two ranks.
 """
@@ -57,7 +57,7 @@ def test_a_classifier_learns_digits(script: Callable[[str], Any], tmp_path: Path
     assert len(accuracies) == 2 and accuracies[-1] > 80.0
 
 
-def test_resnet18_takes_a_step_on_photographs(script: Callable[[str], Any], source: Path, tmp_path: Path) -> None:
+def test_resnet18_trains_a_step_on_photographs(script: Callable[[str], Any], source: Path, tmp_path: Path) -> None:
     options = ["--size", "48", "--batch-size", "8", "--stop-after", "1", "--checkpoint", str(tmp_path / "run.pt")]
     script("train_imagenette").main([str(source), *options])
     assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["cursor"] == 8
@@ -66,7 +66,7 @@ def test_resnet18_takes_a_step_on_photographs(script: Callable[[str], Any], sour
 # --- a diffusion model --------------------------------------------------------------------------------------------
 @pytest.fixture(scope="module")
 def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """64 images of CelebA's size, each of a colour that turns into another."""
+    """64 images of CelebA's size, each a gradient between two colours."""
     root, draw = tmp_path_factory.mktemp("faces"), np.random.default_rng(1)
     down = np.linspace(0, 1, 218)[:, None, None]
     (root / "images" / "face").mkdir(parents=True)
@@ -80,7 +80,7 @@ def faces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def train(script: Callable[[str], Any], faces: Path, tmp_path: Path) -> Callable[..., list[str]]:
-    """Runs the script with further words; returns the lines of its losses so far, by the name of its checkpoint."""
+    """Runs the script with further arguments; returns the loss lines so far, from the checkpoint of that name."""
 
     def run(*words: object, name: str = "run") -> list[str]:
         usual = ["--tiny", "--size", SIZE, "--batch-size", 16, "--samples", 0, "--grid", tmp_path / "grid.png"]
@@ -91,12 +91,12 @@ def train(script: Callable[[str], Any], faces: Path, tmp_path: Path) -> Callable
     return run
 
 
-def test_it_learns_and_draws_and_a_continued_run_has_the_same_losses(
+def test_the_diffusion_model_learns_and_draws_and_a_continued_run_has_the_same_losses(
     train: Callable[..., list[str]], tmp_path: Path, capsys: Any
 ) -> None:
     whole = train("--epochs", 8, "--samples", 3, name="whole")
     losses = [float(line.split()[1]) for line in whole]
-    assert len(losses) == 32 and abs(losses[0] - 1) < 0.1, "at first it finds no noise, and the error is its variance"
+    assert len(losses) == 32 and abs(losses[0] - 1) < 0.1, "untrained: the error is the variance of the noise"
     assert sum(losses[-8:]) / 8 < 0.75
     with Image.open(tmp_path / "grid.png") as grid:
         assert grid.size == (2 * SIZE, 2 * SIZE)
@@ -127,7 +127,7 @@ def test_the_network_of_the_paper(script: Callable[[str], Any]) -> None:
         (["--batch-size", "65"], "tail='exact', or a smaller batch_size"),
     ],
 )
-def test_what_does_not_fit_is_said_before_the_training(
+def test_invalid_arguments_are_reported_before_training(
     words: list[str], message: str, train: Callable[..., list[str]], tmp_path: Path, capsys: Any
 ) -> None:
     with pytest.raises(SystemExit) as ended:

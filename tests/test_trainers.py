@@ -1,5 +1,5 @@
-"""Training frameworks over our loaders and our classes for them: every (epoch, sample) once, also after stops and on
-two ranks. What a framework makes impossible is refused with the line to write, and that line works."""
+"""Training frameworks with our loaders and our integration classes: every (epoch, sample) once, also after stops and on
+two ranks. Uses that a framework makes impossible are refused with the line to write instead, and that line works."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from readers.order import Bucketed, Shuffled
 from readers.torch import EpochBatchSampler, EpochSampler, ImageDataset, ImageStream
 
 pytestmark = QUIET
-COUNT, BATCH = 30, 4  # 7 whole batches an epoch
+COUNT, BATCH = 30, 4  # 7 full batches an epoch
 ORDER = Shuffled(COUNT, 1)
 BUCKETS = np.arange(COUNT) % 3
 NAMES = {"pixel_values": "image", "labels": "index"}
@@ -36,7 +36,7 @@ NAMES = {"pixel_values": "image", "labels": "index"}
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """30 samples to train on, 7 to validate with."""
+    """30 samples to train on, 7 to validate on."""
     root = tmp_path_factory.mktemp("trainers")
     files = {f"train/class{i % 3}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)}
     tree_of(root / "images", files | {f"val/class{i % 3}/{i}.jpg": make_jpeg(50 + i, (8, 8)) for i in range(7)})
@@ -45,7 +45,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(reader: Any, kind: str, batch: int = BATCH, order: Any = ORDER, **sampler: Any) -> Any:
-    """ "loader"; or "plain", "stateful" or "persistent", "stream" or "batches", and a number of workers."""
+    """kind: "loader"; or "plain", "stateful", "persistent", "stream" or "batches", and a number of workers."""
     if kind == "loader":
         return ImageLoader(reader, batch, order=order, fields=("index", "image"), threads=1)
     dataset = ImageDataset(reader, fields=("index", "image"))
@@ -65,8 +65,8 @@ def positions(epoch: int, first: int, last: int) -> list[int]:
 
 
 def check(seen: Seen, epochs: int = EPOCHS, ranks: int = 1, count: int | None = None) -> None:
-    """All whole batches of every epoch, in its order where one rank has seen all of them; none lost, none twice."""
-    assert {epoch for epoch, _ in seen} == set(range(epochs)), "the framework's epochs are ours"
+    """All full batches of every epoch, in order where one rank has seen all of them; no sample lost or repeated."""
+    assert {epoch for epoch, _ in seen} == set(range(epochs)), "the epochs of the framework differ from ours"
     for epoch in range(epochs):
         samples = [sample for number, batch in seen if number == epoch for sample in batch]
         if ranks > 1:
@@ -82,17 +82,17 @@ def together(parts: list[Seen]) -> Seen:
 
 # --- Lightning ----------------------------------------------------------------------------------------------------
 class Stopped(Exception):
-    """A training that dies."""
+    """Ends a training run as a crash would."""
 
 
 @dataclass(frozen=True)
 class Fit:
-    """A run of a Trainer, which resumes the one before it.
+    """A run of a Trainer, which resumes the previous run.
 
-    stop: it saves and ends after so many steps. dies: it saves and dies in so many steps of its own, in a `hook` of the
-    module. after: it saves when fit is over. refused: what the error says; begun: after some steps.
-    validates: with a loader of its "own", or with the "same" one. estimates: its module asks for the number of steps.
-    options: of the Trainer.
+    stop: save and end after this many steps. dies: save and crash after this many steps of this run, in the method
+    `hook` of the module. after: save when fit has ended. refused: the expected error message; begun: the error comes
+    after some steps. validates: with the "same" loader, or with its "own". estimates: the module asks for the number of
+    steps. options: of the Trainer.
     """
 
     stop: int = 0
@@ -147,7 +147,7 @@ def attempt(lightning: Any, reader: Any, folder: Path, kind: str, fit: Fit, chec
 
 
 def story(lightning: Any, reader: Any, folder: Path, kind: str, *fits: Fit) -> Seen:
-    """The samples of runs that continue each other, without refused runs."""
+    """The samples of runs that continue one another, without refused runs."""
     seen: Seen = []
     checkpoint = None
     for fit in fits:
@@ -182,7 +182,7 @@ STORIES: list[tuple[str, list[Fit]]] = [
     ("loader, stateful 0, stateful stream 0", [Fit(dies=13), Fit()]),
     ("loader, stateful 0, stateful stream 0", [Fit(dies=9), Fit(batch=2, refused=IN_STEP)]),
     ("stateful 2, stateful stream 2", [Fit(dies=3), Fit(dies=0), Fit(dies=0), Fit(dies=1), Fit(dies=0), Fit()]),
-    # Slurm's signal may come when the loader has handed out a batch and the trainer has yet to count it.
+    # Slurm's signal may come when the loader has handed out a batch that the trainer has not counted yet.
     ("loader", [Fit(dies=9, hook="transfer_batch_to_device"), Fit()]),
     ("loader, stateful 0, stateful 2, stateful stream 2", [Fit(stop=3), Fit(dies=0), Fit(stop=7), Fit(stop=9),
                                                            Fit(stop=14), Fit()]),
@@ -219,25 +219,25 @@ def of_each_kind(stories: list[tuple[str, list[Fit]]]) -> list[Any]:
 def test_lightning_continues_or_refuses(
     lightning: Any, reader: Any, tmp_path: Path, kind: str, fits: list[Fit]
 ) -> None:
-    """Ends of epochs, stops in the middle of one, deaths in a step, other batches, and validation in between."""
+    """Ends of epochs, stops in the middle of one, crashes in a step, other batches, and validation in between."""
     seen = story(lightning, reader, tmp_path, kind, *fits)
     if not fits[-1].refused:
         check(seen)
 
 
 @pytest.mark.parametrize(("kind", "fits"), of_each_kind(CUT_SHORT))
-def test_epochs_that_max_steps_ends_or_cuts_short_are_whole(
+def test_epochs_that_max_steps_ends_or_cuts_short_are_complete(
     lightning: Any, reader: Any, tmp_path: Path, kind: str, fits: list[Fit]
 ) -> None:
-    """Lightning counts such an epoch as done, and trains its rest under the next number."""
+    """Lightning counts such an epoch as finished, and trains the rest of it under the next number."""
     samples = [sample for _, batch in story(lightning, reader, tmp_path, kind, *fits) for sample in batch]
     assert len(samples) == 3 * 28
     numbers = [[positions(epoch, 0, 28) for epoch in range(9)].index(samples[at : at + 28]) for at in (0, 28, 56)]
-    assert numbers[0] == 0 and numbers == sorted({*numbers}), "whole epochs of our order, each once"
+    assert numbers[0] == 0 and numbers == sorted({*numbers}), "not complete epochs in our order"
 
 
-def test_a_state_that_a_stateful_loader_has_forgotten(lightning: Any, reader: Any, tmp_path: Path) -> None:
-    """At the end of fit Lightning shuts its workers down."""
+def test_the_lost_state_of_a_stateful_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:
+    """At the end of fit Lightning shuts down the workers of a loader."""
     forgets = "loses its position at the end of fit; resume from a checkpoint that"
     story(lightning, reader, tmp_path, "stateful 0", steps(5, after=True), steps(21, refused=forgets))
 
@@ -251,18 +251,18 @@ def test_epochs_that_lightning_limits(lightning: Any, reader: Any, tmp_path: Pat
 
 @pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful 2"])
 @pytest.mark.parametrize("dies", [3, 4, 5])
-def test_epochs_that_lightning_limits_after_a_death(
+def test_epochs_that_lightning_limits_after_a_crash(
     lightning: Any, reader: Any, tmp_path: Path, kind: str, dies: int
 ) -> None:
-    """Lightning counts one batch too few of the epoch after that."""
+    """Lightning counts one batch too few in the epoch after a crash."""
     fits = [Fit(dies=dies), Fit(stop=6), Fit()]
     limited = [replace(fit, options={"limit_train_batches": 3}) for fit in fits]
     check(story(lightning, reader, tmp_path, kind, *limited), count=12)
 
 
 @pytest.mark.parametrize("kind", ["loader", "stateful 0", "stream 2"])
-def test_loaders_that_are_made_again_each_epoch(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
-    """reload_dataloaders_every_n_epochs, which makes two iterators an epoch; then the same loader in a new Trainer."""
+def test_loaders_that_are_recreated_each_epoch(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
+    """reload_dataloaders_every_n_epochs makes two iterators an epoch; then the same loader in a new Trainer."""
     module, loader = module_of(lightning), make(reader, kind)
     module.train_dataloader = lambda: loader
     for _ in range(2):
@@ -280,7 +280,7 @@ def test_lightning_repeats_no_sample_of_a_state(lightning: Any, reader: Any, tmp
 
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
 def test_workers_of_a_stream_resume_with_as_many_ranks(reader: Any, ranks: tuple[int, int]) -> None:
-    """In the middle of an epoch; what each worker has made says nothing of other shares."""
+    """In the middle of an epoch; the progress of each worker does not carry over to other shares."""
     before, after = (make(reader, "stateful stream 2", rank=0, world_size=count) for count in ranks)
     batches = iter(before)
     next(batches)
@@ -290,7 +290,7 @@ def test_workers_of_a_stream_resume_with_as_many_ranks(reader: Any, ranks: tuple
     assert list(batches)
     after = make(reader, "stateful stream 2", rank=0, world_size=ranks[1])
     after.load_state_dict(before.state_dict())
-    assert [batch[0].tolist() for batch in after], "from an epoch's end, any number of ranks takes the next one"
+    assert [batch[0].tolist() for batch in after], "from the end of an epoch, any number of ranks may continue"
 
 
 def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_path: Path) -> None:
@@ -300,13 +300,13 @@ def test_fabric_saves_and_restores_a_loader(lightning: Any, reader: Any, tmp_pat
     fabric.save(tmp_path / "saved", {"loader": loader})
     fabric.load(tmp_path / "saved", {"loader": again})
     check(seen + [(0, batch[0].tolist()) for batch in again], 1)
-    with pytest.raises(TypeError, match="Only PyTorch DataLoader"):  # the documentation says so
+    with pytest.raises(TypeError, match="Only PyTorch DataLoader"):  # as documented
         fabric.setup_dataloaders(loader)
 
 
 @pytest.mark.parametrize("kind", ["loader", "plain 0", "batches 2"])
 def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
-    """The ranks begin after the loader was made. Lightning leaves the sampler alone."""
+    """The ranks start after the loader was made. Lightning does not replace the sampler."""
 
     class Report(lightning.Callback):  # type: ignore[misc]
         def on_train_end(self, trainer: Any, module: Any) -> None:
@@ -317,11 +317,11 @@ def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kin
         options = {"devices": 2, "strategy": "ddp_fork", "use_distributed_sampler": kind != "batches 2"}
         trainer, module = trainer_of(lightning, tmp_path, stop, **options), module_of(lightning)
         trainer.callbacks.append(Report())
-        if kind == "batches 2":  # made on each rank, whose number it takes
+        if kind == "batches 2":  # made on each rank, which determines its number
             module.train_dataloader = lambda: make(reader, kind)
         trainer.fit(module, None if kind == "batches 2" else make(reader, kind), ckpt_path=checkpoint)
         parts = reports(tmp_path, "ranks")
-        assert len(parts) == 2 and len(parts[0]) == len(parts[1]), "both ranks made the same number of steps"
+        assert len(parts) == 2 and len(parts[0]) == len(parts[1]), "the ranks made different numbers of steps"
         seen += together(parts)
     check(seen, ranks=2)
 
@@ -329,7 +329,7 @@ def test_lightning_on_two_ranks(lightning: Any, reader: Any, tmp_path: Path, kin
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["loader", "stateful 0", "stateful 2"])
 def test_lightning_stops_at_random(lightning: Any, reader: Any, tmp_path: Path, kind: str) -> None:
-    """Each run resumes the one before it, from a checkpoint of any batch."""
+    """Each run resumes the previous one, from a checkpoint at any batch."""
     draw, stops = random.Random(1), 0
     for _ in range(6 if kind == "stateful 2" else 20):
         ends = [draw.randint(1, 9)]
@@ -367,7 +367,7 @@ def test_a_data_module_on_two_ranks(lightning: Any, packed: Path, tmp_path: Path
         quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
         trainer = lightning.Trainer(default_root_dir=tmp_path, enable_checkpointing=False, **quiet, **options)
         trainer.fit(module, datamodule=data)
-        assert data.reader() is None, "closed after the training"
+        assert data.reader() is None, "not closed after training"
         data.setup("test")
         return module.seen, len(data.val_dataloader()), data.test_dataloader()
 
@@ -376,7 +376,7 @@ def test_a_data_module_on_two_ranks(lightning: Any, packed: Path, tmp_path: Path
     assert [part[1:] for part in parts] == [[1, []]] * 2
 
 
-def test_a_data_module_takes_the_splits_it_is_told(lightning: Any, packed: Path) -> None:
+def test_a_data_module_uses_the_given_splits(lightning: Any, packed: Path) -> None:
     data = data_module(packed, train_split="val", val_split="train", eval_augment=[CenterCrop(4)])
     data.setup("fit")
     assert (len(data.reader("train")), len(data.reader("val"))) == (7, COUNT)
@@ -402,8 +402,8 @@ SHARED: list[tuple[dict[str, bool], int]] = [
 
 
 def test_accelerate_on_two_processes(accelerate: Any, reader: Any, tmp_path: Path) -> None:
-    """It leaves our loader alone, and shares out a sampler of one rank however it does that; also resumed, by its
-    skipped batches and by our state."""
+    """It does not touch our loader, and distributes a sampler of one rank; also resumed, by its skipped batches and by
+    our state."""
     loader = make(reader, "loader")  # before the ranks are started
 
     def accelerator(**options: bool) -> Any:
@@ -447,8 +447,10 @@ def test_accelerate_on_two_processes(accelerate: Any, reader: Any, tmp_path: Pat
         assert len(samples) == len({*samples}) == 28
 
 
-def test_what_accelerate_would_repeat_is_refused_on_all_processes(accelerate: Any, reader: Any, tmp_path: Path) -> None:
-    """Where one process loads for all, an error on that one alone leaves the others waiting."""
+def test_loaders_whose_samples_accelerate_would_repeat_are_refused_on_all_processes(
+    accelerate: Any, reader: Any, tmp_path: Path
+) -> None:
+    """Where one process loads for all, an error on that process alone would leave the others waiting."""
 
     def work(rank: int) -> bool:
         for dispatch in (None, True):
@@ -475,8 +477,8 @@ def test_what_accelerate_would_repeat_is_refused_on_all_processes(accelerate: An
     assert on_ranks(work, tmp_path) == [True, True]
 
 
-def test_accelerate_deals_out_the_batches_of_all_ranks(accelerate: Any, reader: Any, tmp_path: Path) -> None:
-    """Each step is of one bucket on all processes, also resumed in mid-epoch."""
+def test_accelerate_distributes_the_batches_of_all_ranks(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+    """Each step uses one bucket on all processes, also resumed in mid-epoch."""
     order = Bucketed(BUCKETS, 3, 2, "pad", seed=3)
 
     def work(rank: int) -> Any:
@@ -503,7 +505,7 @@ def test_accelerate_deals_out_the_batches_of_all_ranks(accelerate: Any, reader: 
 
 
 def test_accelerate_on_one_process(accelerate: Any, reader: Any, tmp_path: Path) -> None:
-    """Also a stateful loader, for whose state it asks before the first loop, which begins an epoch."""
+    """Also a stateful loader, whose state accelerate requests before the first loop, which begins an epoch."""
     accelerator = accelerate.Accelerator(cpu=True)
     for kind in ("plain 2", "stream 2"):
         check(trained(accelerator.prepare(make(reader, kind))))
@@ -524,7 +526,7 @@ def test_accelerate_on_one_process(accelerate: Any, reader: Any, tmp_path: Path)
         accelerator.skip_first_batches(loader, 2)
 
 
-def test_accelerate_resumes_again_and_again(accelerate: Any, reader: Any, tmp_path: Path) -> None:
+def test_accelerate_resumes_repeatedly(accelerate: Any, reader: Any, tmp_path: Path) -> None:
     """In mid-epoch, without a step in between, and at the end of an epoch."""
     seen: Seen = []
     for number, stop in enumerate((3, 3, 7, 16, 21)):
@@ -538,17 +540,17 @@ def test_accelerate_resumes_again_and_again(accelerate: Any, reader: Any, tmp_pa
     check(seen)
 
 
-def test_accelerate_moves_no_environment_while_threads_decode(
+def test_accelerate_does_not_change_the_environment_while_threads_decode(
     accelerate: Any, reader: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """libjpeg reads it with every image, and glibc before 2.41 ends the process where a variable is added meanwhile."""
+    """libjpeg reads the environment for every image, and glibc before 2.41 crashes if a variable is added meanwhile."""
     from accelerate.utils import is_cuda_available
 
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "")
     monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK")
     names = []
     for _ in make(reader, "loader"):
-        is_cuda_available()  # as save_state does
+        is_cuda_available()  # as in save_state
         names.append(sorted(os.environ))
     assert names[-1] == names[0] and "PYTORCH_NVML_BASED_CUDA_CHECK" in names[0]
 
@@ -567,10 +569,10 @@ def train(
     reader: Any, folder: Path, stop: int = 0, start: int = 0, *, resume: bool = False, ours: bool = True,
     given: Any = None, **options: Any
 ) -> tuple[Seen, list[float]]:  # fmt: skip
-    """What a Trainer trains on, from the checkpoint of step `start` to step `stop`, and its losses.
+    """The samples and losses of a Trainer from the checkpoint of step `start` to step `stop`.
 
-    resume: from the last checkpoint. ours: LoaderTrainer, otherwise a Trainer with `EpochSampler`, which loads again
-        what was trained on. given: other arguments of the Trainer; options: TrainingArguments.
+    resume: from the last checkpoint. ours: LoaderTrainer, otherwise a Trainer with `EpochSampler`, which loads trained
+    samples again. given: other arguments of the Trainer; options: TrainingArguments.
     """
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
@@ -630,7 +632,7 @@ def test_the_trainer_resumes(
     assert first + second == whole and before + after == losses
 
 
-def test_the_trainer_resumes_again_and_again(transformers: Any, reader: Any, tmp_path: Path) -> None:
+def test_the_trainer_resumes_repeatedly(transformers: Any, reader: Any, tmp_path: Path) -> None:
     seen: Seen = []
     for stop in (3, 7, 9, 14, 21):
         seen += train(reader, tmp_path, stop, len(seen))[0]
@@ -638,7 +640,7 @@ def test_the_trainer_resumes_again_and_again(transformers: Any, reader: Any, tmp
 
 
 def test_the_trainer_on_two_ranks(transformers: Any, reader: Any, packed: Path, tmp_path: Path) -> None:
-    """Ours goes on with fewer ranks and larger batches. In between it validates: each sample counts once."""
+    """LoaderTrainer continues with fewer ranks and larger batches. In between it validates: each sample counts once."""
     with readers.open(packed, "val") as validation:
 
         def two(rank: int) -> Any:
@@ -660,7 +662,7 @@ def test_the_trainer_on_two_ranks(transformers: Any, reader: Any, packed: Path, 
 
 
 @pytest.mark.parametrize("other", [{"batch": 2}, {"gradient_accumulation_steps": 2}])
-def test_the_trainer_that_would_lose_its_place_is_refused(
+def test_a_trainer_that_would_lose_its_place_is_refused(
     transformers: Any, reader: Any, tmp_path: Path, other: dict[str, int]
 ) -> None:
     train(reader, tmp_path, 9)
@@ -682,8 +684,8 @@ def test_a_checkpoint_without_our_state_is_refused_in_mid_epoch(transformers: An
                 train(reader, tmp_path, start=stop)
 
 
-def test_a_checkpoint_that_is_not_whole_is_left_out(transformers: Any, reader: Any, tmp_path: Path) -> None:
-    """A run that was killed while it saved: by itself the Trainer would begin again with the weights of step 14."""
+def test_an_incomplete_checkpoint_is_skipped(transformers: Any, reader: Any, tmp_path: Path) -> None:
+    """A run that was killed while saving: the Trainer alone would start over with the weights of step 14."""
     from readers.frameworks.transformers import last_checkpoint
 
     assert last_checkpoint(tmp_path / "none") is None

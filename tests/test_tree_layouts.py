@@ -1,4 +1,4 @@
-"""Trees whose folders are not classes: refused with the command that is right, or warned about."""
+"""Trees whose folders are not classes: refused with the correct command, or warned about."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_tree_of_another_layout_is_refused_with_the_right_command(tmp_path: Path, case: str) -> None:
+def test_a_tree_of_another_layout_is_refused_with_the_correct_command(tmp_path: Path, case: str) -> None:
     names, what, command = CASES[case]
     root = layout_of(tmp_path / "in", *names)
     with pytest.raises(SourceError) as refusal:
@@ -84,21 +84,21 @@ def test_a_tree_of_another_layout_is_refused_with_the_right_command(tmp_path: Pa
     done = packer.convert(
         right[0], "tar", tmp_path / "out", choose=packer.Choose(split=[*right, None][1]), run=packer.Run(workers=1)
     )
-    assert done.samples and not set(done.to_dict()["splits"]) & {"images", "labels"}, "the advice must work"
+    assert done.samples and not set(done.to_dict()["splits"]) & {"images", "labels"}, "the suggested command must work"
 
     source = packer.open_source(root, layout="tree")
     assert packer.convert(source, "tar", tmp_path / "all", run=packer.Run(workers=1)).warnings == ()
     assert packer.verify(tmp_path / "all", against=root, workers=1).ok
 
 
-def test_the_right_folder_of_imagenet_says_that_val_has_no_labels(tmp_path: Path) -> None:
+def test_the_correct_folder_of_imagenet_warns_that_val_has_no_labels(tmp_path: Path) -> None:
     root = layout_of(tmp_path / "in", *ILSVRC) / "Data/CLS-LOC"
     result = packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert (result.splits, result.classes) == ({"train": 2, "val": 1}, 2)
     assert [warning for warning in result.warnings if "no image of val has a label" in warning]
 
 
-def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
+def test_archives_are_checked_like_folders(tmp_path: Path) -> None:
     root = layout_of(tmp_path / "coco", *COCO)
     with tarfile.open(tmp_path / "coco.tar", "w") as archive:
         archive.add(root, "coco")
@@ -117,7 +117,7 @@ def test_archives_are_judged_as_folders_are(tmp_path: Path) -> None:
         (("train/a/1.jpg", "train/b/2.jpg", "val/c/3.jpg"), "classes of val that train lacks: 'c'"),
     ],
 )
-def test_what_may_be_wrong_is_a_warning(tmp_path: Path, names: tuple[str, ...], warning: str) -> None:
+def test_suspicious_trees_are_a_warning(tmp_path: Path, names: tuple[str, ...], warning: str) -> None:
     root = layout_of(tmp_path / "in", *names)
     result = packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     assert [text for text in result.warnings if f"{root}: {warning}" in text], result.warnings
@@ -156,7 +156,7 @@ def test_files_beside_images_of_their_names_are_named(tmp_path: Path) -> None:
     assert not packer.open_source(tmp_path / "set", layout="tree").list(None).warnings
 
 
-def test_links_in_a_folder_are_followed_out_of_it_as_the_documents_say(tmp_path: Path) -> None:
+def test_links_in_a_folder_are_followed_as_documented(tmp_path: Path) -> None:
     tree_of(tmp_path / "scratch", {"owl/3.jpg": make_jpeg(3), "4.jpg": make_jpeg(4)})
     root = tree_of(tmp_path / "set", {"cat/1.jpg": make_jpeg(1)})
     (root / "owl").symlink_to(tmp_path / "scratch/owl")

@@ -1,6 +1,7 @@
-"""Every message of docs/troubleshooting.md is provoked here, by a command or a call, and is as the page quotes it.
+"""Every message of docs/troubleshooting.md is provoked by a command or a call, and must match the quotation on the
+page.
 
-In a quotation "…" stands for anything, such as a path, and line ends for blanks.
+In a quotation "…" stands for any text, such as a path, and line ends for blanks.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ Provoke = Callable[["Place"], object]
 
 
 class Place:
-    """The current directory, with `images`, and `set`, packed from it, which a test may damage."""
+    """The current directory, with `images`, and `set`, packed from it, which tests may damage."""
 
     def __init__(self, root: Path, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.root, self.patch, self._capsys = root, patch, capsys
@@ -321,7 +322,7 @@ def a_shard_that_is_damaged_while_staging(place: Place) -> object:
     return place.packer(f"stage set --target {place.root} --any-filesystem")
 
 
-# Those that need no more than a line.
+# Cases of a single line.
 LINES: dict[str, Provoke] = {
     "a_quota": lambda place: a_full_disk(place, errno.EDQUOT),
     "a_worker_that_is_killed": lambda place: packer.convert(
@@ -358,18 +359,18 @@ PROVOKERS: dict[str, Provoke] = LINES | {
 
 
 @pytest.mark.parametrize("name", PROVOKERS)
-def test_a_message_is_as_the_page_has_it(name: str, place: Place) -> None:
-    """The output, or the error at the end, in one line."""
+def test_a_message_is_as_quoted_on_the_page(name: str, place: Place) -> None:
+    """The output, or the final error, in one line."""
     try:
         said = PROVOKERS[name](place)
     except (Exception, SystemExit) as error:
         said = str(error)
-    assert isinstance(said, str), f"{name} goes well: {said!r:.200}"
+    assert isinstance(said, str), f"{name} raises no error: {said!r:.200}"
     said = " ".join(said.split())
     found = [quoted for quoted in QUOTED if re.search(".*?".join(map(re.escape, quoted.split("…"))), said)]
     assert len(found) == 1, f"docs/troubleshooting.md has {found or 'no quotation'} for: {said}"
 
 
 def test_every_quotation_is_provoked() -> None:
-    """Each message has one quotation, so none is left over."""
+    """Each message has one quotation, so no quotation is left over."""
     assert len(QUOTED) == len(set(QUOTED)) == len(PROVOKERS)

@@ -1,4 +1,5 @@
-"""decode="unchanged": images of any depth and channels through the ops, in `ImageLoader` and `ImageDataset` alike."""
+"""decode="unchanged": images of any depth and number of channels through the ops, alike in `ImageLoader` and
+`ImageDataset`."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ FLIP, TURN = RandomHorizontalFlip(p=1.0), RandomVerticalFlip(p=1.0)
 
 
 def values(kind: str, number: int, channels: int = 0) -> npt.NDArray[Any]:
-    """Smooth waves over the whole range of a kind, so that interpolation has something to get wrong."""
+    """Smooth waves over the whole range of a dtype, on which wrong interpolation would show."""
     y, x = np.mgrid[:HEIGHT, :WIDTH]
     planes = [0.5 + 0.5 * np.sin(x / (3 + number % 5) + y / 7 + plane) for plane in range(max(1, channels))]
     shares = np.stack(planes, axis=2) if channels else planes[0]
@@ -124,12 +125,12 @@ def whole_epoch(reader: readers.Reader, ops: Sequence[Op], **options: Any) -> to
 
 
 def arrays(images: torch.Tensor) -> npt.NDArray[Any]:
-    """[n, height, width], or [n, height, width, channels] with several."""
+    """The arrays of a set: [n, height, width], or [n, height, width, channels] with several channels."""
     found = images.permute(0, 2, 3, 1).contiguous().numpy()
     return found[..., 0] if found.shape[3] == 1 else found
 
 
-# --- what comes out -----------------------------------------------------------------------------------------------
+# --- results ------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", KINDS)
 def test_images_keep_their_depth_and_channels_and_crops_and_flips_move_the_values(sets: Any, name: str) -> None:
     reader, expected = sets(name), np.stack([KINDS[name].image(i) for i in range(COUNT)])
@@ -149,7 +150,7 @@ def test_images_keep_their_depth_and_channels_and_crops_and_flips_move_the_value
 
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
-def test_resizes_are_those_of_pillow_in_floating_point(sets: Any, name: str, interpolation: Any) -> None:
+def test_resizes_equal_pillow_in_floating_point(sets: Any, name: str, interpolation: Any) -> None:
     kind, size = KINDS[name], (23, 31)
     found = arrays(whole_epoch(sets(name), [Resize(size, interpolation=interpolation)]))
     method = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
@@ -158,13 +159,13 @@ def test_resizes_are_those_of_pillow_in_floating_point(sets: Any, name: str, int
         made = np.stack([np.asarray(Image.fromarray(plane).resize(size[::-1], method)) for plane in planes], axis=2)
         limits = {"uint8": (0, 255), "uint16": (0, 65535), "12 bits": (0, 65535)}.get(kind.dtype, (-np.inf, np.inf))
         expected = np.clip(made, *limits).squeeze()
-        # Whole values; float32 of Pillow has 24 bits of those of 32, and kernels of 8 bits round between two passes.
+        # Whole values; Pillow's float32 keeps 24 of 32 bits, and 8-bit kernels round between the two passes.
         most = {"uint8": 1.5, "int32": 512.0, "float32": 1e-4}.get(kind.dtype, 0.55)
         assert np.abs(found[number].astype(np.float64) - expected).max() <= most
 
 
-def test_16_bits_are_turned_blurred_and_erased_as_floats(sets: Any) -> None:
-    """Against the same ops on floats, which have no steps to round to."""
+def test_16_bit_images_are_rotated_blurred_and_erased_like_floats(sets: Any) -> None:
+    """Compared with the same ops on floats, which have no steps to round to."""
     reader, original = sets("grey of 16 bits"), values("uint16", 0)
     for op in (RandomRotation(25), GaussianBlur((1.0, 2.0)), RandomErasing(1.0, value=0.0)):
         deep = whole_epoch(reader, [op], seed=3)[:1].to(torch.float64)
@@ -173,14 +174,14 @@ def test_16_bits_are_turned_blurred_and_erased_as_floats(sets: Any) -> None:
 
 
 def packed_floats(reader: readers.Reader, op: Op) -> torch.Tensor:
-    """The first image as 0 to 1 of float32, through the arithmetic of an op."""
+    """The first image as float32 from 0 to 1, after the arithmetic of an op."""
     loader = ImageLoader(reader, 4, augment=[op], order=Sequential(len(reader)), seed=3, decode="unchanged")
     ((_, parameters),) = loader.recipe.plan(3, 0, np.array([0]), np.array([HEIGHT]), np.array([WIDTH])).steps
     image = torch.from_numpy(values("uint16", 0).astype(np.float32) / 65535.0)[None, None]
     return op.apply(image, parameters.tolist()).to(torch.float64)
 
 
-def test_brightness_and_contrast_of_16_bits(sets: Any) -> None:
+def test_brightness_and_contrast_of_16_bit_images(sets: Any) -> None:
     reader, jitter = sets("grey of 16 bits"), ColorJitter(0.4, 0.4, 0.4, 0.2)
     found = arrays(whole_epoch(reader, [jitter], seed=2)).astype(np.float64)
     recipe = ImageLoader(reader, 4, augment=[jitter], decode="unchanged").recipe
@@ -233,7 +234,7 @@ def test_loader_data_set_and_stream_give_the_same_bits(sets: Any, ops: str) -> N
     assert torch.equal(torch.cat([images for images, _ in DataLoader(stream, batch_size=None)]), expected)
 
 
-def test_8_bit_colours_are_those_of_the_default(tmp_path: Path) -> None:
+def test_8_bit_colours_equal_those_of_the_default(tmp_path: Path) -> None:
     reader = packed(tmp_path, {f"a/{i}.jpg": make_jpeg(i, (HEIGHT, WIDTH)) for i in range(4)})
     ops = [Crop(3, 5, 30, 32), Resize((16, 20)), ColorJitter(0.3, 0.3, 0.3), RandomHorizontalFlip()]
     options: Any = {"order": Sequential(4), "augment": ops, "exact_colours": True}
@@ -274,7 +275,7 @@ def test_bad_samples_are_skipped_and_replaced(tmp_path: Path) -> None:
             assert row != 2 and np.array_equal(picture[0].numpy(), values("uint16", row))
 
 
-# --- what is refused ----------------------------------------------------------------------------------------------
+# --- refused ops and options --------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Own(Op):
     stage = Stage.PIXELS
@@ -310,7 +311,7 @@ def test_ops_and_options_that_are_not_defined_for_the_images_are_refused_at_once
     for options, message in UNFIT:
         with pytest.raises(ValueError, match=message):
             ImageLoader(sets("grey of 16 bits"), 4, **grouped({"decode": "unchanged", **options}))
-    reader: Any = object()  # no set is opened before the list is checked
+    reader: Any = object()  # the list is checked before a set is opened
     with pytest.raises(ValueError, match=r"Normalize.* is for 1 channel, but the images are uint8 with 3 channels"):
         ImageDataset(reader, [Normalize((0.5,), (0.2,))])
 
@@ -329,7 +330,7 @@ def test_an_image_of_another_kind_than_the_first_is_a_bad_sample(tmp_path: Path)
     assert len(list(ImageLoader(reader.select(indices=[1, 2]), 2, decode="unchanged"))) == 1
 
 
-def test_indices_of_a_palette_are_moved_and_not_calculated_with(tmp_path: Path) -> None:
+def test_palette_indices_are_moved_without_arithmetic(tmp_path: Path) -> None:
     indices = np.arange(HEIGHT * WIDTH, dtype=np.uint8).reshape(HEIGHT, WIDTH) % 7
     picture = Image.fromarray(indices, "P")
     picture.putpalette([9 * i for i in range(21)])
@@ -349,8 +350,8 @@ def test_a_set_of_raw_pixels(tmp_path: Path) -> None:
     assert torch.equal(ImageDataset(reader, None, "unchanged")[2][0], expected[2])
 
 
-# --- what is said of 8 bits ----------------------------------------------------------------------------------------
-def test_a_loader_that_makes_8_bits_of_more_says_so_once(sets: Any) -> None:
+# --- warnings about 8 bits -----------------------------------------------------------------------------------------
+def test_a_loader_that_reduces_to_8_bits_warns_once(sets: Any) -> None:
     for name in ("grey of 16 bits", "grey TIFF of 16 bits"):
         loader = ImageLoader(sets(name), 4, shuffle=False)
         with pytest.warns(UserWarning) as caught:
@@ -363,7 +364,7 @@ def test_a_loader_that_makes_8_bits_of_more_says_so_once(sets: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_set_that_makes_8_bits_of_more_says_so_once(sets: Any, workers: int, capfd: Any) -> None:
+def test_a_data_set_that_reduces_to_8_bits_warns_once(sets: Any, workers: int, capfd: Any) -> None:
     dataset = ImageDataset(sets("grey of 16 bits"))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -378,7 +379,7 @@ def _show_warnings(worker: int) -> None:
     warnings.showwarning = lambda message, *where: print(message, file=sys.stderr)  # not in the list of the parent
 
 
-def test_nothing_is_said_where_nothing_is_lost(sets: Any) -> None:
+def test_no_warning_where_no_depth_is_lost(sets: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         list(ImageLoader(sets("grey of 8 bits"), 4))
@@ -386,7 +387,7 @@ def test_nothing_is_said_where_nothing_is_lost(sets: Any) -> None:
         list(DataLoader(ImageDataset(sets("grey of 16 bits"), None, "unchanged"), 4))
 
 
-def test_a_cache_that_keeps_8_bits_of_more_says_so(sets: Any, tmp_path: Path) -> None:
+def test_a_cache_that_reduces_to_8_bits_warns(sets: Any, tmp_path: Path) -> None:
     where: Any = {"directory": tmp_path, "backend": "file", "capacity": "4MiB"}
     for keep in ("decoded", "recoded:20"):
         with (

@@ -1,5 +1,5 @@
-"""Unusual images: all that Pillow reads is read, upright and with Pillow's pixels; silently wrong images are
-refused by name."""
+"""Unusual images: packer reads every image that Pillow reads, upright and with Pillow's pixels; images that would
+silently be wrong are refused by name."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def before(data: bytes, marker: bytes, more: bytes) -> bytes:
     return data[:place] + more + data[place:]
 
 
-# Each stops simplejpeg, or our own parser of headers.
+# Each of these stops simplejpeg, or our header parser.
 JPEGS = {
     "stray bytes before the scan": before(JPEG, b"\xff\xda", b"\1\2\3"),
     "stray bytes before the tables": before(JPEG, b"\xff\xdb", b"stray"),
@@ -70,7 +70,7 @@ JPEGS = {
 
 
 @pytest.mark.parametrize("name", JPEGS)
-def test_a_jpeg_that_pillow_reads_has_pillow_s_pixels_whole_and_in_part(name: str) -> None:
+def test_a_jpeg_that_pillow_reads_has_its_pixels_whole_and_in_part(name: str) -> None:
     data, scratch = JPEGS[name], Scratch()
     expected = pillow_rgb(data)
     assert np.array_equal(decode_image(data, None, scratch, expected.shape[:2]), expected)  # type: ignore[arg-type]
@@ -78,12 +78,12 @@ def test_a_jpeg_that_pillow_reads_has_pillow_s_pixels_whole_and_in_part(name: st
         top, left, height, width, *_ = region
         assert np.array_equal(decode_image(data, region, scratch), expected[top : top + height, left : left + width])
     if name in ("stray bytes before the scan", "4:1:0", "a colour profile whose parts do not fit"):
-        with pytest.raises(ValueError):  # or the test would show nothing
+        with pytest.raises(ValueError):  # otherwise the test would prove nothing
             simplejpeg.decode_jpeg(data, "RGB", strict=False)
 
 
-def test_an_image_on_which_libjpeg_fails_is_refused_and_old_memory_not_returned() -> None:
-    """A progressive JPEG with a warning, and then a scan that names tables which are not there."""
+def test_an_image_on_which_libjpeg_fails_is_refused_and_returns_no_old_memory() -> None:
+    """A progressive JPEG with a warning, followed by a scan that names missing tables."""
     data, scratch = encoded(picture(48, 64), "JPEG", progressive=True), Scratch()
     second = data.index(b"\xff\xda", data.index(b"\xff\xda") + 2)
     data = data[:second] + b"\1\2\3" + patched(data[second:], b"\xff\xda", 6, 0x33)
@@ -112,7 +112,7 @@ def grey16(height: int = 40, width: int = 50) -> np.ndarray[Any, np.dtype[np.uin
     return np.random.default_rng(5).integers(0, 65536, (height, width), np.uint16)
 
 
-def test_grey_of_16_or_12_bits_keeps_its_mean() -> None:
+def test_16_or_12_bit_grey_keeps_its_mean() -> None:
     values = grey16()
     swapped = Image.frombytes("I;16B", (50, 40), values.astype(">u2").tobytes())
     twelve = b"".join(struct.pack(">I", int(a >> 4) << 12 | int(b >> 4))[1:] for a, b in values.reshape(-1, 2))
@@ -127,17 +127,17 @@ def test_grey_of_16_or_12_bits_keeps_its_mean() -> None:
         assert abs(float(pixels.mean()) - float(values.mean()) / 257) < 1
 
 
-def test_what_has_no_rgb_form_is_refused_by_name() -> None:
+def test_images_without_an_rgb_form_are_refused_by_name() -> None:
     for dtype, what in ((np.float32, "floating-point"), (np.int32, "integers of 32 bits")):
         data = encoded(Image.fromarray(grey16().astype(dtype)), "TIFF")
         with pytest.raises(BadSampleError, match=rf"tiff image: holds {what}.* no 8-bit RGB form.*decode='unchanged'"):
             decode_image(data)
     lab = encoded(Image.frombytes("LAB", (50, 40), grey16(40, 75).tobytes()), "TIFF")
-    assert np.array_equal(decode_image(lab), pillow_rgb(lab)), "CIELAB has one"
+    assert np.array_equal(decode_image(lab), pillow_rgb(lab)), "CIELAB has an RGB form"
 
 
 def test_a_bomb_is_refused_in_clear_words() -> None:
-    """A PNG of a few bytes that claims 400 million pixels, and one between our limit and Pillow's."""
+    """A PNG of a few bytes that claims 400 million pixels, and an image between our limit and Pillow's."""
     small = encoded(Image.new("L", (1, 1)), "PNG")
     for size, message in (((20_000, 20_000), "400000000|20000 x 20000 pixels"), ((15_000, 15_000), "225000000 pixels")):
         header = chunk(b"IHDR", struct.pack(">II5B", *size, 8, 0, 0, 0, 0))
@@ -162,7 +162,7 @@ def raw_profile(blob: bytes) -> bytes:
 
 
 def turned(orientation: int) -> dict[str, bytes]:
-    """Images that say their orientation, each in another of the places that there are."""
+    """Images that store their orientation, each in another of the possible places."""
     blob, packet, element = exif_blob(orientation), xmp(orientation), xmp(orientation, attribute=False)
     exif, raw, text = b"Exif\0\0" + blob, b"Raw profile type exif\0", b"XML:com.adobe.xmp\0\0\0\0\0"
     packed = b"XML:com.adobe.xmp\0\1\0en\0\0" + zlib.compress(packet)
@@ -188,7 +188,7 @@ def turned(orientation: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_the_orientation_of_the_index_is_the_one_that_pillow_turns_by(orientation: int) -> None:
+def test_the_orientation_in_the_index_equals_that_of_pillow(orientation: int) -> None:
     for place, data in turned(orientation).items():
         expected = pillow_rgb(data)
         assert read_header(data).orientation == orientation, place
@@ -197,7 +197,7 @@ def test_the_orientation_of_the_index_is_the_one_that_pillow_turns_by(orientatio
 
 
 def turned_by_pillow(data: bytes) -> tuple[int, int] | None:
-    """The size that Pillow turns an image to; None where it fails on the metadata."""
+    """The size to which Pillow rotates an image; None where it fails on the metadata."""
     try:
         return pillow_rgb(data).shape[:2]  # type: ignore[return-value]
     except Exception:
@@ -213,7 +213,7 @@ def turned_by_pillow(data: bytes) -> tuple[int, int] | None:
     flip=st.integers(0, 255),
     packet=st.sampled_from((b"", xmp(6), xmp(8, attribute=False))),
 )
-def test_odd_and_damaged_exif_is_understood_as_pillow_does(
+def test_odd_and_damaged_exif_is_interpreted_as_by_pillow(
     orientation: int, kind: int, count: int, order: str, place: int, flip: int, packet: bytes
 ) -> None:
     blob = bytearray(exif_blob(orientation, kind, count, order))
@@ -229,14 +229,14 @@ def test_odd_and_damaged_exif_is_understood_as_pillow_does(
         assert found == size
 
 
-# --- what our parsers refuse -----------------------------------------------------------------------------------------
+# --- images that our parsers refuse ----------------------------------------------------------------------------------
 def animation(kind: str, count: int = 3) -> bytes:
     first, *others = (picture(20, 30).rotate(9 * number) for number in range(count))
     return encoded(first, kind, save_all=True, append_images=others)
 
 
 def tiff_with_a_lost_tag() -> bytes:
-    """Its software tag points beyond the end of the file."""
+    """A TIFF whose software tag points beyond the end of the file."""
     data = bytearray(encoded(picture(20, 30), "TIFF", software="a name that is long enough"))
     entry = data.index(struct.pack("<HH", 305, 2))
     struct.pack_into("<I", data, entry + 8, 1 << 24)
@@ -244,7 +244,7 @@ def tiff_with_a_lost_tag() -> bytes:
 
 
 def gif_with_a_small_screen() -> bytes:
-    """A GIF is as large as its first image."""
+    """A GIF that is as large as its first image."""
     data = bytearray(encoded(picture(20, 30), "GIF"))
     struct.pack_into("<HH", data, 6, 10, 10)
     return bytes(data)
@@ -273,7 +273,7 @@ def test_damage_that_costs_no_pixels_costs_no_image(name: str) -> None:
 
 # --- unchanged ---------------------------------------------------------------------------------------------------
 def png16(values: np.ndarray[Any, Any], colour: int) -> bytes:
-    """A PNG of 16 bits a channel, of colour type 0, 2, 4 or 6."""
+    """A 16-bit PNG of colour type 0, 2, 4 or 6."""
     height, width = values.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
     chunks = (
@@ -285,7 +285,7 @@ def png16(values: np.ndarray[Any, Any], colour: int) -> bytes:
 
 
 def tiff(tags: dict[int, list[int]], strips: list[bytes], order: str = "<") -> bytes:
-    """A TIFF of these tags, numbers of 32 bits, and these strips."""
+    """A TIFF of these tags (32-bit numbers) and these strips."""
     tags = tags | {259: [1], 273: [0] * len(strips), 279: [len(strip) for strip in strips]}
     start = 8 + 2 + 12 * len(tags) + 4
     place = start + sum(4 * len(numbers) for numbers in tags.values())
@@ -301,7 +301,7 @@ def tiff(tags: dict[int, list[int]], strips: list[bytes], order: str = "<") -> b
 
 
 def tiff16(values: np.ndarray[Any, Any], photometric: int, order: str = "<", *, planes: bool = False) -> bytes:
-    """A TIFF of 16 bits a channel, [h, w, channels], in one strip, or in one for each channel."""
+    """A 16-bit TIFF, [h, w, channels], in one strip, or in one for each channel."""
     height, width, channels = values.shape
     values = values.astype(order + "u2")
     strips = [plane.tobytes() for plane in np.moveaxis(values, 2, 0)] if planes else [values.tobytes()]
@@ -352,16 +352,16 @@ def test_unchanged_keeps_floats_signs_indices_and_masks() -> None:
         assert decode_unchanged(encoded(picture(48, 64).convert(mode), "JPEG")).shape == shape
 
 
-def test_unchanged_is_upright_and_of_the_size_that_was_promised() -> None:
+def test_unchanged_images_are_upright_and_of_the_promised_size() -> None:
     data = encoded(Image.fromarray(grey16()), "PNG", 6)
     assert np.array_equal(decode_unchanged(data, (50, 40)), np.rot90(grey16(), -1))
     with pytest.raises(BadSampleError, match=r"the index says 40 x 50 pixels, found \(50, 40\)"):
         decode_unchanged(data, (40, 50))
 
 
-def test_what_would_be_misread_is_refused() -> None:
+def test_images_that_would_be_misread_are_refused() -> None:
     data = tiff16(deep(3), 2, planes=True)
-    assert not np.array_equal(pillow_rgb(data), deep(3) >> 8), "Pillow reads them by now: nothing to refuse"
+    assert not np.array_equal(pillow_rgb(data), deep(3) >> 8), "Pillow reads them by now, so there is nothing to refuse"
     with pytest.raises(BadSampleError, match="16 bits a channel in planes, which Pillow misreads"):
         decode_image(data)
     with pytest.raises(BadSampleError, match="16 bits a channel, of which Pillow gives no more than 8"):
@@ -371,7 +371,7 @@ def test_what_would_be_misread_is_refused() -> None:
 
 
 def test_a_png_with_a_second_header_is_refused() -> None:
-    """Pillow takes the size of the second one, others that of the first."""
+    """Pillow uses the size of the second header, other decoders that of the first."""
     data = encoded(picture(48, 64), "PNG")
     first = data[8:33]
     body = first[4:8] + struct.pack(">II", 32, 24) + first[16:21]
@@ -387,13 +387,13 @@ def test_a_png_with_a_second_header_is_refused() -> None:
 
 # --- scans --------------------------------------------------------------------------------------------------------
 def scans_of(data: bytes) -> tuple[bytes, list[bytes]]:
-    """What comes before the first scan of a progressive JPEG, and its scans with the tables before them."""
+    """The bytes before the first scan of a progressive JPEG, and its scans with the tables before them."""
     starts = [match.start() for match in re.finditer(b"\xff\xda", data)]
     return data[: starts[0]], [data[a:b] for a, b in itertools.pairwise((*starts, len(data) - 2))]
 
 
 def with_scans(side: tuple[int, int], count: int) -> bytes:
-    """A grey JPEG of these sides, whose last scan is there `count` times."""
+    """A grey JPEG of this size, whose last scan is repeated `count` times."""
     data = encoded(Image.new("L", (64, 64), 128), "JPEG", progressive=True)
     head, scans = scans_of(data)
     frame = head.index(b"\xff\xc2") + 5
@@ -403,12 +403,12 @@ def with_scans(side: tuple[int, int], count: int) -> bytes:
 
 @pytest.mark.parametrize("cut", [0, 2], ids=["whole", "without an end marker"])
 def test_scans_that_take_too_long_are_refused_before_they_are_decoded(cut: int) -> None:
-    """Unlimited, 12 kB would take a minute: libjpeg goes through 33 million pixels a thousand times."""
+    """Without the limit, 12 kB would take a minute: libjpeg processes 33 million pixels a thousand times."""
     data = with_scans((8192, 4096), 1000)
     data = data[: len(data) - cut]
     assert len(data) < 1 << 15
     checks: list[Callable[[bytes], object]] = [decode_image, decode_unchanged, lambda image: check_image(image, "RGB")]
-    # Pillow decodes images that packer's parser refuses.
+    # Pillow decodes some images that packer's parser refuses.
     for check in (*checks, lambda image: parse_decodable(image, "jpeg")):
         with pytest.raises(BadSampleError, match=r"at most 64 scans of 33,554,432 pixels, .* found 10\d\d scans"):
             check(data)
@@ -425,9 +425,9 @@ def test_genuine_progressive_images_have_few_enough_scans() -> None:
 def test_an_image_with_a_scan_for_each_coefficient_decodes() -> None:
     head, (direct, band, *rest) = scans_of(encoded(Image.new("L", (64, 64), 77), "JPEG", progressive=True))
     end = 2 + struct.unpack(">H", band[2:4])[0]
-    codes = band[end:].partition(b"\xff\xc4")[0]  # no coefficient is there: runs of blocks that have ended
+    codes = band[end:].partition(b"\xff\xc4")[0]  # without coefficients: runs of finished blocks
     scans = [band[: end - 3] + bytes((k, k, 0)) + codes for k in range(1, 64)]
-    refining = next(scan.partition(b"\xff\xc4")[0] for scan in rest if scan[end - 3] == 0)  # of DC
+    refining = next(scan.partition(b"\xff\xc4")[0] for scan in rest if scan[end - 3] == 0)  # DC coefficients
     data = b"".join((head, direct, *scans, refining, b"\xff\xd9"))
     assert data.count(b"\xff\xda") == 65
     assert np.array_equal(decode_image(data), np.full((64, 64, 3), 77))
@@ -445,7 +445,7 @@ def medium(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def test_images_of_plugins_have_pillow_s_pixels_upright(medium: str) -> None:
+def test_images_of_plugins_have_pillows_upright_pixels(medium: str) -> None:
     for mode, orientation in itertools.product(("RGB", "RGBA", "L"), (1, 6)):
         exif = Image.Exif()
         exif[0x0112] = orientation
@@ -460,7 +460,7 @@ def test_images_of_plugins_have_pillow_s_pixels_upright(medium: str) -> None:
         assert own.shape[:2] == expected.shape[:2] and own.ndim == (2 if mode == "L" else 3)
 
 
-def test_each_read_opens_a_jpeg_xl_once_as_opening_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_read_opens_a_jpeg_xl_once_since_opening_decodes_it(monkeypatch: pytest.MonkeyPatch) -> None:
     if missing := missing_plugin("jxl"):
         pytest.skip(missing)
     data, opens, opened = encoded(picture(48, 64), "JXL"), [0], Image.open
@@ -470,9 +470,9 @@ def test_each_read_opens_a_jpeg_xl_once_as_opening_decodes_it(monkeypatch: pytes
         assert len(opens) == number
 
 
-def test_one_that_is_cut_or_changed_is_a_bad_sample(medium: str) -> None:
+def test_a_truncated_or_changed_plugin_image_is_a_bad_sample(medium: str) -> None:
     exif = Image.Exif()
-    exif[0x010E] = "boxes"  # which a JPEG XL has for metadata
+    exif[0x010E] = "boxes"  # a JPEG XL treats such bytes as metadata
     for options in ({}, {"exif": exif.tobytes()}):
         data = encoded(picture(48, 64), PLUGINS[medium], **options)
         for stop in (*range(12, 400), *range(400, len(data), 40), len(data) - 1):
@@ -507,7 +507,7 @@ def test_deep_and_further_images_are_remarked() -> None:
         decode_unchanged(out.getvalue())
 
 
-def test_what_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_plugins_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pillow_heif", "pillow_jxl"):
         monkeypatch.setitem(sys.modules, name, None)
     for head, extra in ((b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "heif"), (b"\xff\x0a", "jxl")):

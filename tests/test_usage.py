@@ -1,4 +1,4 @@
-"""`packer.monitor`: readings of a machine and its GPUs, marks, gauges, bounded memory, and the file of a record."""
+"""`packer.monitor`: readings of a machine and its GPUs, marks, gauges, bounded memory, and the record file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeMachine:
 
 # --- the machine -----------------------------------------------------------------------------------------------------
 def test_counters_become_rates_and_shares(machine: FakeMachine) -> None:
-    """Bytes are counted once: not for partitions, mapped disks, loops or bonds."""
+    """Bytes are counted once, not again for partitions, mapped disks, loop devices or bonds."""
 
     def write(disk: tuple[int, int, int], network: tuple[int, int], nfs: tuple[int, int], lustre: int, io: int) -> None:
         machine.write(
@@ -69,7 +69,7 @@ def test_counters_become_rates_and_shares(machine: FakeMachine) -> None:
 
 
 def test_a_counter_that_falls_has_no_value(machine: FakeMachine) -> None:
-    """It wrapped, or the device was removed and came back. In a container there are no cards: its interfaces count."""
+    """It wrapped, or the device was removed and came back. A container has no physical cards: its interfaces count."""
     machine.write(net__dev=NET.format(5000, 100))
     machine.folders("sys/class/net/bond0/bonding")
     sampler = machine.sampler()
@@ -129,8 +129,8 @@ def test_control_groups_of_both_versions(machine: FakeMachine, membership: str) 
     assert next(one.full for one in usage.series if one.name == "job memory") == 8000
 
 
-def test_processes_count_with_their_children() -> None:
-    """From when they are seen; a process that ended takes nothing away."""
+def test_processes_include_their_children() -> None:
+    """From the first time they are seen; the end of a process does not reduce the total."""
     work = "import sys; input(); [sum(range(10**6)) for _ in range(5)]; print('x', flush=True); sys.stdin.read()"
     shell = f"{sys.executable} -c {shlex.quote(work)}; read end"
     with subprocess.Popen(["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
@@ -179,7 +179,7 @@ def gpus_of(machine: FakeMachine) -> tuple[Sampler, dict[str, float]]:
     return sampler, {name: value for name, value in last(sampler.stop()).items() if name.startswith("gpu")}
 
 
-def test_nvidia_gpus_give_what_each_of_them_has(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_nvidia_gpu_reports_its_supported_values(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     library = put_nvml(machine, monkeypatch)
     sampler, values = gpus_of(machine)
     assert values == {
@@ -189,8 +189,8 @@ def test_nvidia_gpus_give_what_each_of_them_has(machine: FakeMachine, monkeypatc
     full = {one.name: one.full for one in sampler.usage().series}
     assert full["gpu0 memory"] == 80 << 30 and full["gpu0 power"] == 700 and sampler.notes == ()
     calls = library.throughput_calls
-    assert calls == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1], "each call takes 20 ms: one GPU a sample"
-    assert library.initialised == 0, "stop shuts NVML down"
+    assert calls == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1], "each call takes 20 ms, so only one GPU a sample"
+    assert library.initialised == 0, "NVML was not shut down"
 
 
 @pytest.mark.parametrize(("visible", "numbers"), [("1", "1"), ("GPU-0a", "0"), ("MIG-x", "01"), ("", "01")])
@@ -221,10 +221,10 @@ def test_amd_gpus(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None
         ("proc/driver/nvidia", "", ["Driver Not Loaded"]),
     ],
 )
-def test_a_gpu_that_cannot_be_asked_is_a_note(
+def test_a_gpu_that_cannot_be_queried_is_a_note(
     machine: FakeMachine, monkeypatch: pytest.MonkeyPatch, driver: str, package: str, words: list[str]
 ) -> None:
-    """Its package is missing, or its driver does not answer."""
+    """The package is missing, or the driver does not answer."""
     put_nvml(machine, monkeypatch, broken=pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
     (machine.root / "proc/driver/nvidia").rmdir()
     machine.folders(driver)
@@ -235,7 +235,7 @@ def test_a_gpu_that_cannot_be_asked_is_a_note(
 
 
 # --- in training code -------------------------------------------------------------------------------------------------
-def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
+def test_marks_counts_and_gauges_of_training_code(machine: FakeMachine) -> None:
     sampler, queue = machine.sampler(), iter([1.0, "broken", 3.0])
     sampler.gauge("queue", lambda: next(queue), 4)  # type: ignore[arg-type,return-value]
     for epoch in range(4):
@@ -251,7 +251,7 @@ def test_a_training_marks_counts_and_gauges(machine: FakeMachine) -> None:
     assert [span.times.tolist() for _, span in usage.spans()] == [[2.0], [4.0], [6.0], [8.0]]
 
 
-def test_a_probe_that_fails_is_noted_and_no_more(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_probe_is_only_noted(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.write(meminfo=MEMINFO)
     sampler = machine.sampler()
     monkeypatch.setattr("psutil.virtual_memory", lambda: 1 // 0)
@@ -261,8 +261,8 @@ def test_a_probe_that_fails_is_noted_and_no_more(machine: FakeMachine, monkeypat
     assert "memory could not be read: ZeroDivisionError" in sampler.notes[0]
 
 
-def test_a_probe_that_hangs_keeps_no_one_waiting(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a GPU that has fallen off the bus: marks are taken, and the end comes."""
+def test_a_hanging_probe_blocks_nothing_else(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with a GPU that has fallen off the bus: marks are still taken, and the run can end."""
     monkeypatch.setattr("packer.tools.monitor.sampler._PATIENCE_SECONDS", 0.05)
     sampler, hangs, go = machine.sample(machine.sampler()), threading.Event(), threading.Event()
     sampler.gauge("stuck", lambda: [hangs.set(), go.wait(300)][1])
@@ -303,8 +303,8 @@ def test_each_node_has_one_record(
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
-def test_a_long_run_takes_the_memory_of_a_short_one() -> None:
-    """Rows are merged into means by time; nothing of the time is lost."""
+def test_a_long_run_needs_the_memory_of_a_short_one() -> None:
+    """Rows are merged into means by time; no time is lost."""
     buffer, rows = Buffer(8), []
     for number in range(1000):
         rows.append(buffer.add(number + 1.0, 1.0, [number, *([7.0] if number > 500 else [])]))
@@ -312,7 +312,7 @@ def test_a_long_run_takes_the_memory_of_a_short_one() -> None:
     assert len(times) <= 9 and times[-1] == 1000 and durations.sum() == 1000
     assert np.average(values[:, 0], weights=durations) == pytest.approx(np.arange(1000).mean())
     assert np.nanmin(values[:, 1]) == 7.0 and np.isnan(values[0, 1])
-    assert len([row for row in rows if row]) < 8 * 9, "the file grows with the logarithm of the time"
+    assert len([row for row in rows if row]) < 8 * 9, "the file grows faster than the logarithm of the time"
 
 
 def test_percentiles_count_time_and_not_samples(machine: FakeMachine) -> None:
@@ -325,7 +325,7 @@ def test_percentiles_count_time_and_not_samples(machine: FakeMachine) -> None:
 
 
 def test_heat_rows_are_shares_of_the_limit(machine: FakeMachine) -> None:
-    """Every second core of 256 is busy; eight share a row."""
+    """Every second of 256 cores is busy; eight share a row."""
 
     def write(second: int) -> None:
         ticks = (100 + 100 * second, 0)
@@ -359,7 +359,7 @@ def recorded(machine: FakeMachine, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_record_comes_back_from_lines_and_from_json(recorded: Path, tmp_path: Path) -> None:
+def test_a_record_is_restored_from_lines_and_from_json(recorded: Path, tmp_path: Path) -> None:
     usage = load(recorded)
     assert len(usage.times) == 5 and "memory used" in usage.names and np.isnan(usage.column("memory used")[0])
     document = json.loads(json.dumps({"verdict": "", "usage": usage.to_dict()}, allow_nan=False))
@@ -370,7 +370,7 @@ def test_a_record_comes_back_from_lines_and_from_json(recorded: Path, tmp_path: 
     assert np.allclose(again.values, usage.values, rtol=1e-4, equal_nan=True) and np.allclose(again.times, usage.times)
 
 
-def test_the_file_of_a_killed_process_is_whole_up_to_a_line(recorded: Path) -> None:
+def test_the_file_of_a_killed_process_is_complete_up_to_a_line(recorded: Path) -> None:
     """Cut anywhere after the first line."""
     whole, data = load(recorded), recorded.read_bytes()
     for cut in range(data.index(b"\n") + 1, len(data), 7):
@@ -408,7 +408,7 @@ SERIES = '{"series": [{"name": "x", "unit": "share", "full": 1}]}\n'
         (HEAD + '{"mark": "' + "x" * 300 + '", "t": 1}\n', "at most 200"),
     ],
 )
-def test_files_that_are_no_records_are_refused(tmp_path: Path, text: str, words: str) -> None:
+def test_files_that_are_not_records_are_refused(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
     with pytest.raises(readers.FormatError, match=r"run\.jsonl: ") as caught:
@@ -416,7 +416,7 @@ def test_files_that_are_no_records_are_refused(tmp_path: Path, text: str, words:
     assert words in str(caught.value) and len(str(caught.value)) < 400
 
 
-def test_a_record_replaces_nothing_but_a_record(machine: FakeMachine, recorded: Path) -> None:
+def test_a_record_replaces_only_a_record(machine: FakeMachine, recorded: Path) -> None:
     machine.sampler(recorded).stop()
     assert len(load(recorded).times) == 0
     for content in ("my thesis", '{"packer": 1}'):
@@ -426,8 +426,8 @@ def test_a_record_replaces_nothing_but_a_record(machine: FakeMachine, recorded: 
         assert recorded.read_text() == content
 
 
-def test_a_forked_child_leaves_the_record_alone(machine: FakeMachine, tmp_path: Path) -> None:
-    """It writes nothing and ends nothing, and does not keep the lock, by which two runs do not write one file."""
+def test_a_forked_child_does_not_touch_the_record(machine: FakeMachine, tmp_path: Path) -> None:
+    """The child writes nothing, ends nothing, and does not keep the lock that stops two runs from writing one file."""
     path = tmp_path / "run.jsonl"
     sampler = machine.sampler(path)
     with pytest.raises(readers.OutputError, match="another process"):

@@ -1,4 +1,4 @@
-"""Verification names all damage, and nothing else; inspection describes a set."""
+"""Verification names all damage, and no intact part; inspection describes a set."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from packer.cli.group import cli
 
 @pytest.fixture(params=FORMATS)
 def packed(request: pytest.FixtureRequest, tree: Path, pack: Callable[..., Path], tmp_path: Path) -> Path:
-    """A set that may be changed."""
+    """A set that tests may change."""
     return Path(shutil.copytree(pack(tree, request.param, samples_per_shard=12), tmp_path / "set"))
 
 
-def test_a_whole_set(packed: Path, tree: Path) -> None:
+def test_an_intact_set(packed: Path, tree: Path) -> None:
     for deep in (False, True):
         result = packer.verify(packed, deep=deep, against=tree, workers=2)
         assert result.ok and result.problems == () and (result.samples, result.shards) == (45, 4)

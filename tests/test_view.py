@@ -1,4 +1,4 @@
-"""`packer.view`: the data of the page, for everything that it shows, against the reader and plain numpy."""
+"""`packer.view`: the data behind each view of the page, compared with the reader and plain numpy."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def zoo_files() -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve images of train in two classes and none, one of val; one of a class twice in the other."""
+    """Twelve images of train in two classes and without a class, one of val; one image of a class also occurs in the
+    other."""
     return tree_of(tmp_path_factory.mktemp("zoo") / "zoo", zoo_files())
 
 
@@ -71,7 +72,7 @@ def client(places: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[
         yield client
 
 
-def test_the_document_says_what_the_reader_does(client: Client, truth: readers.Reader) -> None:
+def test_the_document_agrees_with_the_reader(client: Client, truth: readers.Reader) -> None:
     document = client.get("view.json").json
     train = document["splits"]["train"]
     assert document["classes"] == list(CLASSES) and [*document["splits"]] == ["train", "val"]
@@ -86,7 +87,7 @@ def test_the_document_says_what_the_reader_does(client: Client, truth: readers.R
             assert np.array_equal(client.column(train["columns"][name]), getattr(truth.info, name))
 
 
-def test_orders_are_what_numpy_sorts(client: Client, truth: readers.Reader) -> None:
+def test_orders_equal_numpy_sorts(client: Client, truth: readers.Reader) -> None:
     orders = client.get("view.json").json["splits"]["train"]["orders"]
     assert orders.pop("stored") is None
     found = {name: client.order(order["document"]) for name, order in orders.items()}
@@ -139,7 +140,7 @@ def test_a_sample_is_described_and_sent(client: Client, truth: readers.Reader) -
     assert part.status == 206 and part.body == data[-5:]
 
 
-def test_pictures_are_upright_and_small(client: Client, truth: readers.Reader) -> None:
+def test_thumbnails_are_upright_and_small(client: Client, truth: readers.Reader) -> None:
     index = list(truth.keys).index("ant/turned")
     height, width = (int(side[index]) for side in upright_sides(truth.info))
     assert truth.info.orientation[index] >= 5 and (height, width) != (truth.info.height[index], truth.info.width[index])
@@ -228,7 +229,7 @@ def test_predictions_that_do_not_fit(captioned: Path, tmp_path: Path, text: str,
     assert done.returncode == 1 and words in done.stderr and "Traceback" not in done.stderr
 
 
-def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> None:
+def test_damage_is_found_and_reported(places: dict[str, Path], tmp_path: Path) -> None:
     packer.convert(places["folder"], "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set", "train") as reader:
         path, offset, length = reader.byte_range(3) or (Path(), 0, 0)
@@ -244,7 +245,7 @@ def test_damage_is_found_and_said(places: dict[str, Path], tmp_path: Path) -> No
         assert "error" not in client.get("sample/train/2.json").json
 
 
-def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
+def test_samples_without_a_picture_are_reported(tmp_path: Path, zoo: Path) -> None:
     files = {"a/0.jpg": make_jpeg(1), "a/1.jpg": b"no image", "a/2.png": bomb()}
     with packer.view(tree_of(tmp_path / "tree", files)) as viewing, Client(viewing.url) as client:
         for index, what in ((1, "cannot be read"), (2, "")):
@@ -259,7 +260,7 @@ def test_what_is_no_picture_is_said(tmp_path: Path, zoo: Path) -> None:
 
 
 def bomb() -> bytes:
-    """A small PNG that says it has 30,000 x 30,000 pixels."""
+    """A small PNG that claims 30,000 x 30,000 pixels."""
     data = make_image(1, (8, 8), "PNG")
     head = b"IHDR" + struct.pack(">II", 30_000, 30_000) + data[24:29]
     return data[:12] + head + struct.pack(">I", zlib.crc32(head)) + data[33:]

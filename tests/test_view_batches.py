@@ -1,4 +1,4 @@
-"""The preview of batches: the samples, draws and pixels of a training job."""
+"""The preview of batches: the samples, random parameters and pixels of a training job."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def asked(**options: Any) -> str:
         (["Resize:24x24", "MixUp:0.2"], [Resize((24, 24)), MixUp(0.2)]),
     ],
 )
-def test_pixels_are_those_of_the_loader(client: Client, root: Path, texts: list[str], ops: list[Op]) -> None:
-    """Batch 2 of epoch 3 on rank 1 of 2, bit for bit, though the preview reaches it without the batches before."""
+def test_pixels_equal_those_of_the_loader(client: Client, root: Path, texts: list[str], ops: list[Op]) -> None:
+    """Batch 2 of epoch 3 on rank 1 of 2, bit for bit, though the preview skips the earlier batches."""
     with readers.open(root, "train") as reader:
         options: Any = {"ranks": Ranks(rank=1, world_size=2), "decode": Decode(layout="NHWC"), "seed": 9}
         loader = ImageLoader(reader, 5, augment=ops, fields=("image", "index"), **options)
@@ -70,7 +70,7 @@ def test_pixels_are_those_of_the_loader(client: Client, root: Path, texts: list[
 
 
 @pytest.mark.parametrize("name", ["shuffled", "block", "stored", "balanced"])
-def test_samples_are_those_of_the_order(client: Client, root: Path, name: str) -> None:
+def test_samples_follow_the_order(client: Client, root: Path, name: str) -> None:
     with readers.open(root, "train") as reader:
         orders = {
             "shuffled": Shuffled(len(reader), 4),
@@ -99,7 +99,7 @@ def test_pixels_of_a_folder_that_is_not_packed(photos: Path) -> None:
     assert np.array_equal(np.stack(pictures), images.numpy())
 
 
-def test_draws_are_said_in_words(client: Client) -> None:
+def test_random_parameters_are_described_in_words(client: Client) -> None:
     texts = ["RandomResizedCrop:24", "RandomHorizontalFlip", "ColorJitter:0.4"]
     found = client.get(asked(batch_size=16, op=texts)).json["samples"]
     for sample in found:
@@ -133,12 +133,14 @@ def test_draws_are_said_in_words(client: Client) -> None:
         ({"seed": 1 << 60}, 400, "expected"),
     ],
 )
-def test_what_cannot_be_shown_is_said(client: Client, options: dict[str, Any], status: int, what: str) -> None:
+def test_previews_that_cannot_be_shown_are_reported(
+    client: Client, options: dict[str, Any], status: int, what: str
+) -> None:
     reply = client.get(asked(**{"batch_size": 8, **options}))
     assert reply.status == status and what in reply.error
 
 
-def test_images_that_make_no_batch_are_said(client: Client) -> None:
+def test_images_that_do_not_form_a_batch_are_reported(client: Client) -> None:
     sample = client.get(asked(batch_size=8)).json["samples"][0]
     reply = client.get(sample["image"])
     assert reply.status == 415 and "differ in size" in reply.error

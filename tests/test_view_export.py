@@ -1,4 +1,4 @@
-"""The exported page: whole by itself with the files of the set, and served by `packer.view` as by any web server."""
+"""The exported page: self-contained with the files of the set, and served by `packer.view` as by any web server."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EVIL = "<b>&'\" #?%41"
 
 @pytest.fixture(scope="module")
 def sets(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) -> Path:
-    """A folder with a set of each container, in folders with a strange name."""
+    """A folder with a set in each container, in folders with a strange name."""
     root = tmp_path_factory.mktemp("exports") / EVIL
     names = [f"{split}/{name}/{i}.jpg" for split in ("train", "val") for name in ("ant", EVIL) for i in range(4)]
     tree = tree_of(root / "tree", {name: make_jpeg(i, (30 + i, 24)) for i, name in enumerate(names)})
@@ -37,14 +37,14 @@ def sets(tmp_path_factory: pytest.TempPathFactory, pack: Callable[..., Path]) ->
 
 @pytest.fixture(params=["inside", "above"])
 def exported(sets: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[packer.ViewExport, Path]]:
-    """A page inside the set, and far away."""
+    """A page inside the set, and one far away."""
     to = {"inside": "hdf5", "above": "tar"}[request.param]
     page = sets / to / "page" if request.param == "inside" else tmp_path / "page"
     yield packer.export_view(sets / to, page, overwrite=True), sets / to
 
 
-def test_everything_that_the_page_reads_is_there(exported: tuple[packer.ViewExport, Path]) -> None:
-    """Every address of view.json leads, from the page, to a file below the folder to serve that holds what it says."""
+def test_all_files_that_the_page_reads_exist(exported: tuple[packer.ViewExport, Path]) -> None:
+    """Every address in view.json leads, from the page, to a file below the served folder with the stated content."""
     result, root = exported
     home = result.serve / unquote(result.page)
     assert home == result.path and (home / "index.html").is_file()
@@ -77,8 +77,8 @@ def test_everything_that_the_page_reads_is_there(exported: tuple[packer.ViewExpo
         assert [run[0] for run in orders["class"]["runs"]] == document["classes"]
 
 
-def test_small_pictures_are_written_where_they_are_wanted(sets: Path, tmp_path: Path) -> None:
-    """As `packer view` makes them; none for an image that cannot be decoded, and none of an earlier page is left."""
+def test_thumbnails_are_written_on_request(sets: Path, tmp_path: Path) -> None:
+    """As in `packer view`; none for an image that cannot be decoded, and none of an earlier page stays."""
     page = tmp_path / "page"
     tree = tree_of(tmp_path / "in", {f"train/ant/{i}.jpg": make_jpeg(i, (400, 300)) for i in range(90)})
     broken = packer.convert(tree, "tar", tmp_path / "set", run=packer.Run(workers=1)).output
@@ -169,8 +169,8 @@ def test_other_files_are_not_overwritten(sets: Path, tmp_path: Path) -> None:
     ["", "[]", "{", "null", "{}", '{"format": 2}', '{"format": 1, "set": "../elsewhere/"}',
      '{"format": 1, "set": "/"}', '{"format": 1, "set": "../link/"}', '{"format": 1, "set": "../../"}', "[" * 100_000],
 )  # fmt: skip
-def test_a_forged_page_opens_nothing_else(tmp_path: Path, text: str) -> None:
-    """One whose document is broken, or names as its set a folder that is none, or is not near it."""
+def test_a_forged_page_opens_no_other_folder(tmp_path: Path, text: str) -> None:
+    """A page with a broken document, or whose set is a folder without a set, or far away from the page."""
     files = {"in/page/index.html": b"", "in/page/view.json": text.encode(), "in/elsewhere/secret.npy": b"secret"}
     tree_of(tmp_path, files)
     page = tmp_path / "in" / "page"
@@ -186,7 +186,7 @@ def test_a_forged_page_opens_nothing_else(tmp_path: Path, text: str) -> None:
             assert client.get(path).status == 404
 
 
-def test_the_page_comes_from_this_package_whatever_the_directory_holds(sets: Path) -> None:
+def test_the_page_comes_from_this_package_not_from_the_directory(sets: Path) -> None:
     page = packer.export_view(sets / "hdf5", sets / "hostile page").path
     for name in ("index.html", "main.js", "style.css", "icon.svg", "more.js", "orders/more.html", "orders/more.js"):
         (page / name).write_bytes(b"hostile")
@@ -199,7 +199,7 @@ def test_the_page_comes_from_this_package_whatever_the_directory_holds(sets: Pat
 
 
 def test_no_link_of_a_set_is_followed_for_an_exported_page(sets: Path, tmp_path: Path) -> None:
-    """Neither a shard nor a column, nor the folder of columns; the page beside them is shown."""
+    """Neither for a shard, nor for a column, nor for the folder of columns; the page beside them is shown."""
     root = tmp_path / "set"
     shutil.copytree(sets / "tar", root)
     page = packer.export_view(root, tmp_path / "page").path
@@ -220,7 +220,7 @@ def test_no_link_of_a_set_is_followed_for_an_exported_page(sets: Path, tmp_path:
         assert client.ask(urljoin(client.base, whole)).status == 200
 
 
-def test_the_set_of_a_page_is_in_the_folder_that_holds_the_page(sets: Path, tmp_path: Path) -> None:
+def test_the_set_of_a_page_is_in_the_folder_of_the_page(sets: Path, tmp_path: Path) -> None:
     page = packer.export_view(sets / "tar", tmp_path / "page").path
     with pytest.raises(DatasetError, match="may read a set in") as caught:
         packer.view(page)

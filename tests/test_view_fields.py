@@ -1,4 +1,4 @@
-"""`packer.view` of more than images: masks, boxes, texts, raw pixels, and sets that are elsewhere."""
+"""`packer.view` with more than images: masks, boxes, texts, raw pixels, and sets at addresses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CAPTION = "</script><script>alert(1)</script>\u202e"
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """Two samples with all kinds of fields, and one with an image alone."""
+    """Two samples with all kinds of fields, and one with only an image."""
     root = tmp_path_factory.mktemp("fields") / "set"
     kinds = {"image": "image", "mask": "mask", "boxes": "boxes", "caption": "text", "json": "json"}
     with packer.writer(root, to="tar", fields=kinds, classes=["a"]) as writer:
@@ -43,7 +43,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-def test_fields_are_sent_as_they_are_stored(client: Client) -> None:
+def test_fields_are_sent_as_stored(client: Client) -> None:
     document = client.get("sample/train/1.json").json
     fields = {field["name"]: field for field in document["fields"]}
     assert {name: field["kind"] for name, field in fields.items()} == {
@@ -54,7 +54,7 @@ def test_fields_are_sent_as_they_are_stored(client: Client) -> None:
     assert boxes.body == bytes(encode_field("boxes", np.array([[1, 2, 3, 4.5]], np.float32)))
     caption = client.get("sample/train/1/caption")
     assert caption.body.decode() == CAPTION
-    for reply in (boxes, caption, client.get("sample/train/1/json")):  # no browser takes it for a page
+    for reply in (boxes, caption, client.get("sample/train/1/json")):  # a browser does not interpret it as a page
         assert reply.headers["content-type"] == "application/octet-stream"
 
 
@@ -85,7 +85,7 @@ def test_raw_pixels_are_sent_as_png(tmp_path: Path) -> None:
         assert len(client.order("order/train/damaged.json")[0]) == 0
 
 
-def test_a_remote_set_is_shown_as_it_is(address: str, packed: Path) -> None:
+def test_a_remote_set_is_shown(address: str, packed: Path) -> None:
     with packer.view(address) as viewing, Client(viewing.url) as client, readers.open(packed, "train") as local:
         document = client.get("view.json").json
         assert document["address"] == address and document["container"] == "tar"

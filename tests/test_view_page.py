@@ -1,6 +1,6 @@
-"""The page of `packer view`: its content, the requests for it, and that names are never markup.
+"""The page of `packer view`: its content and requests, and that names are never markup.
 
-Most of this needs Chromium (make test-pages insists on it); what can be checked without it is checked without it.
+Most tests need Chromium (make test-pages requires it); the others run without it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ def test_the_page_has_nothing_inline_and_loads_nothing_from_elsewhere() -> None:
     assert not re.search(r"\son\w+\s*=|\sstyle\s*=|<style|<script(?! type=\"module\" src)", html)
     loaded = re.findall(r"<(?:script|link)[^>]*(?:src|href)=\"([^\"]*)\"", html)
     assert sorted(loaded) == sorted(["view.json", "icon.svg", "style.css", *SCRIPTS]), (
-        "each once, and before it is asked for"
+        "not each once, before it is requested"
     )
     for path in PAGE.iterdir():
         text = path.read_text("utf-8").replace("http://www.w3.org/2000/svg", "")
-        assert not re.search(r"https?://|@import|url\(", text), f"{path.name} names another place"
+        assert not re.search(r"https?://|@import|url\(", text), f"{path.name} names another site"
 
 
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
@@ -59,10 +59,10 @@ def test_scripts_write_text_and_never_markup(name: str) -> None:
     wrong = r"(inner|outer|Adjacent)HTML|document\.write|\beval\(|new Function|setAttribute\(\"(?:style|on)|srcdoc"
     assert not re.search(wrong, SCRIPTS[name])
     for module in re.findall(r"from \"\./([^\"]+)\"", SCRIPTS[name]):
-        assert module in SCRIPTS, f"{name} imports {module}, which is not there"
+        assert module in SCRIPTS, f"{name} imports {module}, which does not exist"
 
 
-def test_what_scripts_look_for_is_in_the_page() -> None:
+def test_elements_that_scripts_use_are_in_the_page() -> None:
     html = (PAGE / "index.html").read_text("utf-8")
     wanted = {name for script in SCRIPTS.values() for name in re.findall(r"\bfind\(\"([\w-]+)\"\)", script)}
     assert wanted <= set(re.findall(r'\bid="([\w-]+)"', html)) and len(wanted) > 10
@@ -99,7 +99,7 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 images of one colour each, with a rectangle that its mask, its box and its two points tell of."""
+    """24 images of one colour each, with a rectangle that the mask, the box and the two points describe."""
     folder = tmp_path_factory.mktemp("drawn") / "shapes"
     fields = {"image": "image", "mask": "mask", "boxes": "boxes", "box_labels": "array", "points": "points",
               "caption": "text", "about": "json"}  # fmt: skip
@@ -125,7 +125,7 @@ def live(drawn: Path) -> Iterator[str]:
 
 @pytest.fixture
 def opened(browser: Browser) -> Iterator[Any]:
-    """Opens pages, which must not complain of anything."""
+    """Opens pages, which must not report errors."""
     pages: list[Page] = []
 
     def open_page(url: str, ready: str = SHOWN, **options: Any) -> Page:
@@ -147,7 +147,7 @@ COLOUR = """(() => {{ const image = $('#cell-{0} img'), canvas = document.create
 
 
 def shown_sample(page: Page, position: int) -> int:
-    """The sample whose colour the image at a position has, among the 64 colours."""
+    """The sample whose colour the image at a position has, of the 64 colours."""
     page.wait(f"$('#cell-{position} img.shown')")
     colour = page.js(COLOUR.format(position))
     return int(np.argmin([np.abs(np.subtract(colour, colour_of(sample))).sum() for sample in range(64)]))
@@ -157,7 +157,7 @@ def key_at(page: Page, position: int) -> str:
     return str(page.wait(f"$('#cell-{position} .key')?.textContent"))
 
 
-def test_a_million_samples_are_scrolled_to_the_end(opened: Any, million: str) -> None:
+def test_a_million_samples_can_be_scrolled_to_the_end(opened: Any, million: str) -> None:
     page = opened(million)
     sizes = [size for _, size in page.transfers]
     assert [shown_sample(page, position) for position in (0, 1, 9)] == [0, 1, 9]
@@ -170,7 +170,7 @@ def test_a_million_samples_are_scrolled_to_the_end(opened: Any, million: str) ->
     assert key_at(page, MANY - 1) == f"{MANY - 1:09d}"
     assert shown_sample(page, MANY - 1) == (MANY - 1) % 64
     bottom = "$('{}').getBoundingClientRect().bottom"
-    assert page.js(f"{bottom.format('#cell-999999')} <= {bottom.format('#grid')}"), "the last row is seen whole"
+    assert page.js(f"{bottom.format('#cell-999999')} <= {bottom.format('#grid')}"), "the last row is cut off"
     page.js("$('#grid').scrollBy(0, -500)")
     page.wait(f"(at => at < {MANY - 20} && at > {MANY - 200})($('.cell').dataset.position)")
     assert max(size for _, size in page.transfers) < 1_000_000 and sum(size for _, size in page.transfers) < 2_000_000
@@ -191,7 +191,7 @@ def test_classes_keys_and_numbers_are_found_among_a_million(opened: Any, million
     page.key("/")
     page.type("00073")
     page.key("Enter")
-    assert key_at(page, 730_000) == "000730000", "the first key that begins with it"
+    assert key_at(page, 730_000) == "000730000", "not the first key with this beginning"
     assert page.js("$('#order').value") == "key"
     page.key("/")
     page.js("$('#find').select()")
@@ -207,7 +207,7 @@ def test_a_part_of_a_key_is_found_and_the_selection_is_saved(opened: Any, live: 
         packer.export_view(drawn, drawn.parent / "page", overwrite=True)
     with nullcontext(live) if kind == "live" else range_server(drawn.parent) as url:
         page = opened(url if kind == "live" else f"{url}page/")
-        assert page.js("$('#save').hidden"), "of all samples there is nothing to save"
+        assert page.js("$('#save').hidden"), "all samples are shown, so there is no selection to save"
         page.key("/")
         page.type("pes/01")
         page.key("Enter")
@@ -262,7 +262,7 @@ def test_keys_walk_through_samples_and_back(opened: Any, live: str) -> None:
     page = opened(live)
     page.js("$('#skip').focus()")
     page.key("Enter")
-    assert page.js("document.activeElement.id") == "grid", "the link at the top leads past the tools"
+    assert page.js("document.activeElement.id") == "grid", "the link at the top does not skip the tools"
     columns = int(page.js("$('#grid').getAttribute('aria-colcount')"))
     ends = {"Home": columns, "End": 2 * columns - 1, "ArrowUp": columns - 1, "ArrowLeft": columns - 2}
     for key, position in {"ArrowRight": 1, "ArrowDown": 1 + columns, **ends}.items():
@@ -274,7 +274,7 @@ def test_keys_walk_through_samples_and_back(opened: Any, live: str) -> None:
     page.key("PageUp", "PageUp", "PageUp", "Home")
     assert page.js(f"{SELECTED}.id") == "cell-0"
     assert page.js(f"getComputedStyle({SELECTED}.firstChild).boxShadow.includes('rgb(0, 114, 178)')"), (
-        "the focus is seen"
+        "the focus is not visible"
     )
     page.key("ArrowRight", "Enter")
     page.wait("$('.panel h2').textContent === 'shapes/001' && document.activeElement.id === 'panel'")
@@ -323,7 +323,7 @@ def test_masks_boxes_and_points_are_where_they_belong(opened: Any, live: str) ->
     text = page.js("$('.panel').textContent")
     for words in ("6 of 24", "a rectangle <i>5</i>\nin colour", '"number": 5', "<b>fox</b>", "✓ as stored", "64 × 48"):
         assert words in text, words
-    assert page.js("$('.tag').textContent") == "<b>fox</b>", "a label of a box has the name of its class"
+    assert page.js("$('.tag').textContent") == "<b>fox</b>", "a box label lacks the name of its class"
     assert re.search(r"0 \d\d %2 25 %", page.js("$('.legend').textContent"))
     page.key("o")
     page.wait("$$('.layer').every(layer => !layer.getClientRects().length)")
@@ -331,7 +331,7 @@ def test_masks_boxes_and_points_are_where_they_belong(opened: Any, live: str) ->
     page.wait("$('.hex').textContent.startsWith('0000  89 50 4e 47')")
 
 
-def test_where_chooses_and_says_what_is_wrong(opened: Any, live: str) -> None:
+def test_where_selects_samples_and_reports_errors(opened: Any, live: str) -> None:
     page = opened(live)
     page.js("$('#where').focus()")
     page.type('label == "dog" and matches(key, "*1?")')
@@ -341,8 +341,8 @@ def test_where_chooses_and_says_what_is_wrong(opened: Any, live: str) -> None:
     page.js("$('#where').focus(); $('#where').value = 'nonsense >'")
     page.key("Enter")
     page.wait("!$('#problem').hidden && $('#problem').textContent.length > 10")
-    assert page.js("$('#status').textContent") == "4 of 24 samples", "what was shown stays"
-    assert any("400" in complaint for complaint in page.complaints), "the browser notes the status of the answer"
+    assert page.js("$('#status').textContent") == "4 of 24 samples", "the shown samples have changed"
+    assert any("400" in complaint for complaint in page.complaints), "the browser does not log the status of the answer"
     page.forgive()
     page.click("#runs-list li:nth-child(2) button")
     page.wait(
@@ -371,28 +371,28 @@ def test_predictions_are_beside_the_labels_and_pictures_have_sizes(opened: Any, 
             page.wait(f"{tile} > 1.3 * {width} && location.hash.includes('size=2')")
 
 
-def test_a_batch_is_shown_as_training_gets_it(opened: Any, live: str, drawn: Path) -> None:
+def test_a_batch_is_shown_as_in_training(opened: Any, live: str, drawn: Path) -> None:
     batch = "#view=batches&seed=3&epoch=1&batch_size=8&ranks=2&rank=1"
     page = opened(f"{live}{batch}", "$$('.batch img.shown').length === 8")
     for width in (1500, 1400, 1280):
         page.resize(width, 800)
         heights = page.js("$$('.batches .field').map(field => field.getBoundingClientRect().height)")
-        assert len(heights) == 8 and max(heights) < 40, "labels of the tools are in one line"
-    assert page.js("$('[name=ops]').value.includes('RandomResizedCrop')"), "the usual augmentations"
+        assert len(heights) == 8 and max(heights) < 40, "labels of the tools wrap"
+    assert page.js("$('[name=ops]').value.includes('RandomResizedCrop')"), "not the usual augmentations"
     page.js("$('[name=ops]').value = 'CenterCrop:24'; $('[name=batch]').focus()")
     page.key("Enter")
     page.wait("$$('.batch img.shown').length === 8 && $('.draws').textContent.includes('CenterCrop')")
-    assert "op=CenterCrop" in page.js("location.hash"), "it can be linked"
+    assert "op=CenterCrop" in page.js("location.hash"), "the address does not contain the batch"
     with readers.open(drawn) as reader:
         samples = Shuffled(len(reader), seed=3).indices(1, np.arange(8, 16))
         expected = [reader[int(sample)].key for sample in samples]
-    assert page.js("$$('.batch .key').map(key => key.textContent)") == expected, "rank 1: the second half of each step"
+    assert page.js("$$('.batch .key').map(key => key.textContent)") == expected, "rank 1: not the second half of a step"
     assert page.js("$('.batch img').naturalWidth") == 24
     assert "Batch 0 of epoch 1 (batches 0 to 0): 8 samples" in page.js("$('.batches .status').textContent")
     page.click(".batch .open")
     page.wait(f"$('.panel h2')?.textContent === {json.dumps(expected[0])} && $('.crop rect')")
     crop = "['x', 'y', 'width', 'height'].map(name => $('.crop rect').getAttribute(name))"
-    assert page.js(crop) == ["20", "12", "24", "24"], "what the crop took is marked in the image"
+    assert page.js(crop) == ["20", "12", "24", "24"], "the crop is not marked in the image"
     page.js("location.hash = '#view=batches&batch=9&batch_order=shuffled'")
     page.wait("$('.batches .status.problem')?.textContent.includes('batch')")
     page.forgive()
@@ -404,7 +404,7 @@ def test_an_export_shows_the_same_behind_any_web_server(opened: Any, drawn: Path
         page = opened(f"{url}{export.page}#split=train&order=class&run=dog")
         assert [shown_sample(page, position) for position in range(8)] == list(range(1, 24, 3))
         fetched = " ".join(url for url, _ in page.transfers)
-        assert "/thumbnails/train.npy" in fetched and "/train-0" not in fetched, "small pictures, and no image itself"
+        assert "/thumbnails/train.npy" in fetched and "/train-0" not in fetched, "an image itself was fetched"
         page.click("#cell-2")
         page.wait("$('.panel h2')?.textContent === 'shapes/007' && $$('.stage .layer').length === 3 && $('.json')")
         page.wait("$('.panel .good')")
@@ -418,7 +418,7 @@ def test_an_export_shows_the_same_behind_any_web_server(opened: Any, drawn: Path
             "train-00000-of-00001",
         ):
             assert words in text, words
-        assert page.js("$('#where-form').hidden && $('#batches-tab').hidden"), "what needs Python is not offered"
+        assert page.js("$('#where-form').hidden && $('#batches-tab').hidden"), "a function that needs Python is offered"
         page.click(".panel a.download")
         page.wait("$('.panel a.download').href.startsWith('blob:')")
         page.key("Escape", "h")
@@ -436,11 +436,11 @@ def test_a_server_without_ranges_is_named_as_the_reason(opened: Any, tmp_path: P
         page = opened(url, "$$('.cell .none').length === 9")
         page.click("#cell-0")
         page.wait("$('.panel')?.textContent.includes('does not answer Range requests')")
-        assert key_at(page, 8) == "000000008", "small files are read whole"
+        assert key_at(page, 8) == "000000008", "small files are not read as a whole"
         page.close()
 
 
-def test_damaged_samples_are_found_and_say_what_is_wrong(opened: Any, drawn: Path, tmp_path: Path) -> None:
+def test_damaged_samples_are_found_with_the_reason(opened: Any, drawn: Path, tmp_path: Path) -> None:
     shutil.copytree(drawn, tmp_path / "set")
     with readers.open(drawn) as reader:
         extents = reader.table.extents([7], "image")
@@ -453,7 +453,7 @@ def test_damaged_samples_are_found_and_say_what_is_wrong(opened: Any, drawn: Pat
         page.click("#cell-0")
         page.wait("$('.panel h2')?.textContent === 'shapes/007' && $('.panel .problem') && $('.panel .bad')")
         page.close()
-        page.forgive()  # of pictures that the server could not make
+        page.forgive()  # thumbnails that the server could not make
 
 
 WRAPPED = """$$('button, label, summary, figcaption, .count, h3').flatMap(e => [...e.childNodes]).filter(node => {
@@ -466,7 +466,7 @@ WRAPPED = """$$('button, label, summary, figcaption, .count, h3').flatMap(e => [
 @pytest.mark.parametrize(
     ("width", "height", "dark"), [(320, 256, False), (420, 800, True)], ids=["400 % zoom", "phone, dark"]
 )
-def test_narrow_windows_lose_nothing(opened: Any, live: str, width: int, height: int, dark: bool) -> None:
+def test_narrow_windows_show_all_content(opened: Any, live: str, width: int, height: int, dark: bool) -> None:
     shown = "$('.cell img.shown')"
     views = {"": shown, "#sample=3": "$$('.stage .layer').length === 3", "#view=histograms": "$('.columns')",
              "#order=class&run=dog": f"$('#status').textContent.startsWith('dog') && {shown}"}  # fmt: skip
@@ -487,6 +487,6 @@ def test_narrow_windows_lose_nothing(opened: Any, live: str, width: int, height:
                 assert page.js(WRAPPED) == [], f"{fragment} at {wide}"
             page.resize(width, height)
     page.js("$('#save').hidden = false; $('#save').style.whiteSpace = 'normal'; $('#save').style.width = '3rem'")
-    assert len(page.js(WRAPPED)) == 1, "labels that wrap are seen"
+    assert len(page.js(WRAPPED)) == 1, "wrapped labels were not detected"
     surface = page.js("getComputedStyle(document.documentElement).backgroundColor")
     assert surface == ("rgb(20, 24, 29)" if dark else "rgb(255, 255, 255)")

@@ -1,4 +1,4 @@
-"""Access to the page's server: tokens, hosts, ranges, methods, and how it ends."""
+"""Access to the server of the page: tokens, hosts, ranges, methods, and its end."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def client(folder: Path) -> Iterator[Client]:
     "path",
     ["/view.json", "/{reversed}/view.json", "/{shorter}/view.json", "/{token}x/view.json", "/%C3%A9/", "/{token}"],
 )
-def test_without_the_token_there_is_nothing(client: Client, path: str) -> None:
+def test_without_the_token_nothing_is_served(client: Client, path: str) -> None:
     token = client.base.strip("/")
     reply = client.ask(path.format(token=token, reversed=token[::-1], shorter=token[:-1]))
     assert reply.status == 404 and b"samples" not in reply.body and token.encode() not in reply.body
@@ -55,12 +55,12 @@ def test_without_the_token_there_is_nothing(client: Client, path: str) -> None:
     [("127.0.0.1:80", 200), ("localhost:9999", 200), ("LOCALHOST", 200), ("evil.example:80", 403),
      ("127.0.0.1.evil.example", 403), ("localhost.", 403), ("", 403)],
 )  # fmt: skip
-def test_under_another_name_there_is_nothing(client: Client, host: str, status: int) -> None:
+def test_under_another_host_name_nothing_is_served(client: Client, host: str, status: int) -> None:
     """An ssh tunnel has another port."""
     assert client.get("view.json", Host=host).status == status
 
 
-def test_two_names_are_refused(folder: Path) -> None:
+def test_two_host_names_are_refused(folder: Path) -> None:
     with packer.view(folder) as viewing, socket.create_connection(("127.0.0.1", viewing.port), 10) as line:
         path = urlsplit(viewing.url).path
         line.sendall(f"GET {path}view.json HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n".encode())
@@ -68,7 +68,7 @@ def test_two_names_are_refused(folder: Path) -> None:
 
 
 def test_connections_are_limited_and_take_no_threads(folder: Path) -> None:
-    """Those over the limit are told so, and the others are still answered."""
+    """Connections over the limit get an error, and the others are still answered."""
     with packer.view(folder) as viewing, ExitStack() as open_ones:
         with Client(viewing.url) as client:
             assert client.get("view.json").status == 200  # whatever threads an answer takes
@@ -104,7 +104,7 @@ def test_a_request_is_limited_in_bytes_and_in_time(folder: Path) -> None:
             assert line.recv(1) == b""
 
 
-def test_what_every_answer_says(client: Client) -> None:
+def test_headers_of_every_answer(client: Client) -> None:
     for path, kind in (
         ("", "text/html; charset=utf-8"),
         ("main.js", "text/javascript; charset=utf-8"),
@@ -129,11 +129,11 @@ def test_what_every_answer_says(client: Client) -> None:
     "sample/train/3.json", "sample/train/-1.json", "sample/train/0/mask", "sample/train/0/image/more", "thumb/train/9",
     "index.html/..", ".gitkeep", "%ff%fe", "view.json/", "sample/train/00000000000000000000.json",
 ])  # fmt: skip
-def test_what_is_not_there_is_not_found(client: Client, path: str) -> None:
+def test_missing_paths_are_not_found(client: Client, path: str) -> None:
     assert client.get(path).status in (400, 404)
 
 
-def test_nothing_can_be_changed(folder: Path) -> None:
+def test_requests_cannot_change_anything(folder: Path) -> None:
     for method in ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "HACK"):
         with packer.view(folder) as viewing, Client(viewing.url) as client:
             reply = client.ask(f"{client.base}view.json", method=method)
@@ -167,16 +167,16 @@ def test_ranges(client: Client) -> None:
     assert client.ask(client.base + path, method="HEAD").headers["content-length"] == str(size)
 
 
-def test_a_port_that_is_taken_is_said_and_what_is_closed_is_gone(folder: Path) -> None:
+def test_a_port_in_use_is_reported_and_a_closed_server_frees_its_port(folder: Path) -> None:
     with packer.view(folder) as viewing, pytest.raises(ServingError, match="cannot listen"):
         packer.view(folder, port=viewing.port)
-    viewing.close()  # does nothing
+    viewing.close()  # has no effect
     with pytest.raises(OSError), socket.create_connection(("127.0.0.1", viewing.port), 5):
         pass
 
 
 def view_until(folder: Path, environ: dict[str, str], done: Callable[[Client], None]) -> tuple[str, str]:
-    """The address that `packer view` prints, and what it says; it ends by Ctrl-C after `done`."""
+    """The address and the output of `packer view`, which ends by Ctrl-C after `done`."""
     command = [sys.executable, "-m", "packer", "view", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environ) as process:
         assert process.stdout is not None
@@ -200,8 +200,8 @@ def test_the_command_prints_the_address_and_ends_with_ctrl_c(folder: Path) -> No
     assert f"ssh -L {port}:127.0.0.1:{port} {socket.gethostname()}" in errors
 
 
-def test_the_token_is_no_argument_of_the_browser(folder: Path, tmp_path: Path) -> None:
-    """The browser is given a file that only this user can read, which leads to the page, and goes when that ends."""
+def test_the_token_is_not_an_argument_of_the_browser(folder: Path, tmp_path: Path) -> None:
+    """The browser gets a file that only this user can read; it redirects to the page and is removed at the end."""
     script, seen = tmp_path / "browser", tmp_path / "seen"
     script.write_text(
         f"#!{sys.executable}\nimport json, os, sys\nfrom urllib.request import url2pathname\n"
@@ -220,7 +220,7 @@ def test_the_token_is_no_argument_of_the_browser(folder: Path, tmp_path: Path) -
     assert mode == 0o600 and Path(path).parent == tmp_path / "a home" and not Path(path).exists()
 
 
-def test_what_cannot_be_opened_is_said(tmp_path: Path) -> None:
+def test_sets_that_cannot_be_opened_are_reported(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(SourceError, match=re.escape(str(tmp_path / "empty"))):
         packer.view(tmp_path / "empty")

@@ -1,4 +1,4 @@
-"""Several views of each sample, and batches whose images are mixed: independent draws, the same for any number of
+"""Several views of each sample, and batches with mixed images: independent random numbers, the same for any number of
 threads, after a resume and with bad samples."""
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def reader(tmp_path: Path) -> readers.Reader:
 
 
 def run(loader: ImageLoader) -> list[Any]:
-    """Batches, the images always by view."""
+    """Batches in which images are always by view."""
     return [(batch[0] if isinstance(batch[0], tuple) else (batch[0],), *batch[1:]) for batch in loader]
 
 
@@ -57,7 +57,7 @@ def same(ours: list[Any], theirs: list[Any]) -> bool:
 
 
 def check_threads_and_resume(reader: readers.Reader, **options: Any) -> list[Any]:
-    """The batches, which neither the number of threads nor a resume changes."""
+    """The batches, which must not depend on the number of threads or on a resume."""
     one = run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": 1, **options})))
     assert same(
         one, run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": Threads(4, prefetch=1), **options})))
@@ -71,7 +71,7 @@ def check_threads_and_resume(reader: readers.Reader, **options: Any) -> list[Any
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
-def test_views_are_of_the_same_samples_with_draws_of_their_own(reader: readers.Reader) -> None:
+def test_views_show_the_same_samples_with_independent_random_numbers(reader: readers.Reader) -> None:
     single = run(ImageLoader(reader, 8, augment=OPS, seed=3, fields=FIELDS))
     double = run(ImageLoader(reader, 8, augment=Views(OPS, 2), seed=3, fields=FIELDS))
     for (one, *rest), ((first, second), *others) in zip(single, double, strict=True):
@@ -95,7 +95,7 @@ def test_views_do_not_depend_on_threads_batches_or_a_resume(reader: readers.Read
         assert torch.allclose(together, torch.cat([batch[0][view] for batch in half]))
 
 
-def test_each_view_may_have_ops_of_its_own(reader: readers.Reader) -> None:
+def test_each_view_may_have_different_ops(reader: readers.Reader) -> None:
     """As DINO's global and local crops."""
     views: list[list[Op]] = [OPS, OPS, *[[RandomResizedCrop(12, scale=(0.05, 0.4))]] * 4]
     ((images, labels), *_) = ImageLoader(reader, 8, augment=Views(views))
@@ -117,7 +117,7 @@ def test_a_bad_sample_is_bad_in_all_its_views(tmp_path: Path, threads: int) -> N
     with pytest.warns(UserWarning, match="3 bad samples were replaced"):
         replaced = run(ImageLoader(reader, 10, on_error="substitute", **grouped(options)))
     for images, _, indices in [*skipped, *replaced]:
-        assert torch.equal(*images), "these views draw nothing, so both show the sample that index names"
+        assert torch.equal(*images), "these views have no random ops, so both show the sample of the index"
         assert all(len(view) == len(indices) for view in images)
     assert not {numbers[i] for i in bad} & {int(i) for *_, index in replaced for i in index}
 
@@ -139,7 +139,7 @@ def test_impossible_views(reader: readers.Reader, options: dict[str, Any], messa
 # --- mixed batches ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("op", [MixUp(0.4), CutMix()], ids=["mixup", "cutmix"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_mixed_batches_are_the_formula_of_plain_ones(reader: readers.Reader, op: Op, normalize: bool) -> None:
+def test_mixed_batches_follow_the_formula(reader: readers.Reader, op: Op, normalize: bool) -> None:
     ops = [*OPS, *([Normalize((0.5,) * 3, (0.5,) * 3)] if normalize else [])]
     plain = run(ImageLoader(reader, 8, augment=ops, seed=6))
     mixed = run(ImageLoader(reader, 8, augment=[*ops, op], seed=6))
@@ -150,7 +150,7 @@ def test_mixed_batches_are_the_formula_of_plain_ones(reader: readers.Reader, op:
         assert shares.dtype == torch.float32 and torch.equal(shares, expected) and torch.equal(after, images)
         assert torch.allclose(shares.sum(1), torch.ones(8)) and after.dtype == before.dtype
         owns.append(float((shares * sharp).sum(1).min()))
-    assert len(set(owns)) > 1, "every batch has a share of its own"
+    assert len(set(owns)) > 1, "all batches have the same share"
 
 
 @pytest.mark.parametrize("ops", [[MixUp(0.4)], [CutMix(p=0.5), MixUp(0.4, p=0.5)]], ids=["mixup", "both"])

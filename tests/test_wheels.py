@@ -1,7 +1,7 @@
 """The wheel and the source archive: their metadata, their files, and that they work without other packages.
 
-Those with the mark `wheels` are run by `make test-wheels`, with every Python from 3.11 to 3.14 that is on the PATH or
-below ~/.pyenv: they need the package index.
+`make test-wheels` runs the tests with the mark `wheels`, with every Python from 3.11 to 3.14 on the PATH or below
+~/.pyenv: they need the package index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version that starts; a shim of pyenv may not."""
+    """A Python of this version that starts; a pyenv shim may not."""
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"))
     for python in (*map(str, reversed(installed)), shutil.which(f"python{version}")):
         if python and subprocess.run([python, "-c", "import venv"], capture_output=True).returncode == 0:
@@ -55,7 +55,7 @@ def interpreter(version: str) -> str | None:
 
 
 def tracked() -> list[str]:
-    """The files of the project, as git lists them; in a source archive all there are."""
+    """The files of the project by git; in a source archive all existing files."""
     if (ROOT / ".git").exists():
         listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).split("\0")
         return [name for name in listed if name and (ROOT / name).is_file()]
@@ -66,7 +66,7 @@ def tracked() -> list[str]:
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the project, to build in."""
+    """A copy of the project to build in."""
     copy = tmp_path_factory.mktemp("checkout") / "packer"
     for name in tracked():
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +76,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def made(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same as `built`, by the setuptools that is here: in a second, without the network."""
+    """The same as `built`, by the installed setuptools: in a second, without the network."""
     setuptools = pytest.importorskip("setuptools", "77", reason="it builds the wheel")
     assert setuptools.__version__
     folder = tmp_path_factory.mktemp("made")
@@ -102,7 +102,7 @@ def test_both_archives_have_all_files_and_no_others(made: Path) -> None:
 
 
 def test_the_wheel_works_without_the_checkout(made: Path, tmp_path: Path) -> None:
-    """Its files in a folder of their own, and the packages that it needs."""
+    """Its files in a separate folder, and the packages that it needs."""
     (wheel,) = made.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         file.extractall(tmp_path / "site")
@@ -114,21 +114,21 @@ def test_the_wheel_works_without_the_checkout(made: Path, tmp_path: Path) -> Non
 
 @pytest.fixture(scope="module")
 def built(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the wheel and the source archive, as `python -m build` makes them in an environment of its own."""
+    """A folder with the wheel and the source archive, as `python -m build` makes them in an isolated environment."""
     folder = tmp_path_factory.mktemp("dist")
     run(sys.executable, "-m", "build", "--outdir", folder, checkout, cwd=folder)
     return folder
 
 
 @pytest.mark.wheels
-def test_the_metadata_is_what_an_index_accepts(built: Path) -> None:
+def test_an_index_accepts_the_metadata(built: Path) -> None:
     shown = run(sys.executable, "-m", "twine", "check", "--strict", *sorted(built.iterdir()), cwd=built)
     assert shown.count("PASSED") == 2
 
 
 @pytest.mark.wheels
 @pytest.mark.parametrize("version", VERSIONS)
-def test_it_works_in_a_bare_environment(version: str, built: Path, tmp_path: Path) -> None:
+def test_the_wheel_works_in_a_bare_environment(version: str, built: Path, tmp_path: Path) -> None:
     python = interpreter(version)
     if python is None:
         pytest.skip(f"there is no Python {version} here")

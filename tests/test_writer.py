@@ -36,7 +36,7 @@ def sample(i: int) -> dict[str, Any]:
 
 
 def values_of(root: Path) -> list[dict[str, Any]]:
-    """The fields of every sample of a set, apart from its image."""
+    """The fields of every sample of a set, except the image."""
     with readers.open(root) as reader:
         kinds = {name: kind for name, kind in reader.kinds.items() if name != "image"}
         return [
@@ -52,7 +52,7 @@ def labels_of(root: Path) -> list[int]:
 
 # --- writer -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("to", FORMATS)
-def test_what_is_written_is_read(tmp_path: Path, to: str) -> None:
+def test_written_samples_are_read_back(tmp_path: Path, to: str) -> None:
     root, shards = tmp_path / "set", packer.Shards(samples=5)
     pixels = np.random.default_rng(0).integers(0, 256, (9, 7, 3), np.uint8)
     with packer.writer(root, to, classes=("cat", "dog"), split="val", shards=shards) as out:
@@ -91,7 +91,7 @@ BAD: list[tuple[Any, dict[str, Any], str]] = [
 ]
 
 
-def test_a_bad_sample_leaves_the_writer_as_it_was(tmp_path: Path) -> None:
+def test_a_bad_sample_does_not_change_the_writer(tmp_path: Path) -> None:
     with packer.writer(tmp_path / "set", "tar", classes=("cat", "dog")) as out:
         out.write("k/0", **sample(0))
         for key, values, message in BAD:
@@ -104,7 +104,7 @@ def test_a_bad_sample_leaves_the_writer_as_it_was(tmp_path: Path) -> None:
     assert wrong(tmp_path / "set") == []
 
 
-def test_a_set_is_there_only_after_a_block_without_an_error(tmp_path: Path) -> None:
+def test_a_set_exists_only_after_a_block_without_an_error(tmp_path: Path) -> None:
     root = tmp_path / "set"
 
     def write(name: str, **options: Any) -> packer.SetWriter:
@@ -142,7 +142,7 @@ def test_a_set_is_there_only_after_a_block_without_an_error(tmp_path: Path) -> N
         assert list(reader.keys) == ["third"]
 
 
-def test_a_kill_at_any_step_leaves_no_set_or_the_whole(tmp_path: Path) -> None:
+def test_a_kill_at_any_step_leaves_no_set_or_the_whole_set(tmp_path: Path) -> None:
     def write(root: Path) -> None:
         with packer.writer(root, "tar", shards=packer.Shards(samples=2), overwrite=True) as out:
             for i in range(5):
@@ -160,7 +160,7 @@ def test_a_kill_at_any_step_leaves_no_set_or_the_whole(tmp_path: Path) -> None:
     assert step > 12
 
 
-def test_a_forked_child_neither_commits_nor_removes_what_a_writer_has_written(tmp_path: Path) -> None:
+def test_a_forked_child_neither_commits_nor_removes_files_of_a_writer(tmp_path: Path) -> None:
     def refused(call: Callable[[], Any]) -> None:
         with pytest.raises(OutputError, match=r"is written by process \d+, .* was forked from it"):
             call()
@@ -186,7 +186,7 @@ def test_a_forked_child_neither_commits_nor_removes_what_a_writer_has_written(tm
 
 # --- data sets ------------------------------------------------------------------------------------------------------
 class Pictures:
-    """As torchvision's data sets: a tuple of an image of Pillow and its label, and `classes`."""
+    """Like torchvision's data sets: a tuple of a Pillow image and its label, and `classes`."""
 
     classes = ("cat", "dog")
 
@@ -203,7 +203,7 @@ class Pictures:
 
 
 class Records(Pictures):
-    """Dictionaries, with encoded images; sample 7 has none."""
+    """Dictionaries with encoded images; sample 7 has none."""
 
     def __getitem__(self, index: int) -> Any:
         image = {"bytes": None if index == 7 else JPEGS[index % 12], "path": "x.jpg"}
@@ -225,7 +225,7 @@ def test_a_data_set_of_a_program(tmp_path: Path, workers: int) -> None:
         convert(Pictures(22), tmp_path / "set", **options)
 
 
-def test_bytes_stay_and_the_rest_is_json(tmp_path: Path) -> None:
+def test_bytes_stay_and_other_members_become_json(tmp_path: Path) -> None:
     names = r"Records of 23 samples: 07: img: names the file .x.jpg., which cannot be read"
     with pytest.raises(BadSampleError, match=names):
         convert(Records(), tmp_path / "set")
@@ -283,14 +283,14 @@ NO_JSON = r"cannot be written as JSON \(which has no NaN"
         (["a", "b"], {}, SourceError, "a: no such file or directory"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_packed(tmp_path: Path, source: Any, options: Any, error: Any, message: str) -> None:
+def test_samples_that_cannot_be_packed(tmp_path: Path, source: Any, options: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         convert(source, **{"root": tmp_path / "set"} | ({"root": None} if "output" in options else options))
     assert not (tmp_path / "set" / "dataset.json").exists() and not list(tmp_path.rglob("*.tar"))
 
 
 def test_images_that_rows_name(tmp_path: Path) -> None:
-    """As those of Hugging Face's imagefolder: the file's own bytes are packed; what is not an image is refused."""
+    """As in Hugging Face's imagefolder: the bytes of the file are packed; a file that is not an image is refused."""
     (tmp_path / "a.jpg").write_bytes(JPEGS[0])
     (tmp_path / "b.jpg").write_bytes(b"root:x:0:0")
     names = ("a.jpg", "b.jpg", "gone.jpg")
@@ -303,7 +303,7 @@ def test_images_that_rows_name(tmp_path: Path) -> None:
 
 
 class Corrected(Pictures):
-    """A data set of which some samples can be changed, and which may stop."""
+    """A data set in which samples can be changed, and which may stop."""
 
     def __init__(self, changes: dict[int, dict[str, Any]] | None = None, stop: int | None = None) -> None:
         super().__init__(40)
@@ -326,7 +326,7 @@ CHANGES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("state", ["done", "done by processes", "stopped", "changed by ops"])
-def test_a_data_set_that_was_corrected_is_not_taken_for_the_one_that_is_packed(tmp_path: Path, state: str) -> None:
+def test_a_corrected_data_set_is_not_taken_for_the_packed_one(tmp_path: Path, state: str) -> None:
     """Samples that ops have changed are compared by their labels and texts."""
     options: dict[str, Any] = {"to": "hdf5", "samples": 5, "workers": 2 if "processes" in state else 1}
     if state == "changed by ops":
@@ -350,8 +350,8 @@ def test_a_data_set_that_was_corrected_is_not_taken_for_the_one_that_is_packed(t
     assert labels_of(tmp_path / "set") == [1 if i == 34 else i % 2 for i in range(40)]
 
 
-# --- what the members of samples are --------------------------------------------------------------------------------
-def test_the_members_that_fields_name(tmp_path: Path) -> None:
+# --- kinds of the members of samples --------------------------------------------------------------------------------
+def test_members_named_by_fields(tmp_path: Path) -> None:
     samples = [{"a": JPEGS[0], "b": JPEGS[1], "y": 3, "m": Image.fromarray(MASK), "id": "x", "source": "y"}] * 2
     fields = {"b": "image", "a": "file", "y": "label", "m": "mask", "id": "drop", "captoin": "text"}
     result = convert(samples, tmp_path / "set", fields=fields)
@@ -366,11 +366,11 @@ def test_the_members_that_fields_name(tmp_path: Path) -> None:
 
 
 class Listed(list[Any]):
-    """A data set of samples that are there."""
+    """A data set of a list of samples."""
 
 
 @pytest.mark.parametrize("as_source", [Listed, iter])
-def test_a_member_that_the_first_sample_lacks_is_packed_as_what_it_is(tmp_path: Path, as_source: Any) -> None:
+def test_a_member_that_the_first_sample_lacks_keeps_its_kind(tmp_path: Path, as_source: Any) -> None:
     later: dict[str, Any] = {"caption": "a cat", "boxes": BOXES, "mask": MASK, "weight": 0.5}
     first: list[dict[str, Any]] = [{}, dict.fromkeys(later), later, later, {}]
     samples = [{"image": JPEGS[i], "label": i, **values} for i, values in enumerate(first)]
@@ -387,7 +387,7 @@ def test_a_member_that_the_first_sample_lacks_is_packed_as_what_it_is(tmp_path: 
 @pytest.mark.parametrize(("on_error", "as_source", "before"), [
     ("raise", Listed, {}), ("skip", Listed, {"caption": None}), ("skip", iter, {}),
 ])  # fmt: skip
-def test_a_member_that_is_first_seen_late_is_an_error_that_says_what_to_do(
+def test_a_member_that_first_appears_late_is_an_error_with_advice(
     tmp_path: Path, on_error: str, as_source: Any, before: dict[str, Any]
 ) -> None:
     late: list[dict[str, Any]] = [{"image": JPEGS[0], "label": 1, **before} for _ in range(60)]
@@ -401,13 +401,13 @@ def test_a_member_that_is_first_seen_late_is_an_error_that_says_what_to_do(
     assert labels_of(tmp_path / "set") == [1] * 60
 
 
-def test_a_writer_says_what_to_do_where_a_field_comes_late(tmp_path: Path) -> None:
+def test_a_late_field_of_a_writer_is_an_error_with_advice(tmp_path: Path) -> None:
     with packer.writer(tmp_path / "one", "tar") as out:
         out.write("a", image=JPEGS[0], caption=None)
         says = r"sample 'b': has no field 'caption'.*\{'image': 'image', 'caption': 'text'\}"
         with pytest.raises(BadSampleError, match=says):
             out.write("b", image=JPEGS[1], caption="a cat")
-        with pytest.raises(BadSampleError, match=r"'caption': 'text', 'mask': 'mask'\}"):  # all that it would lose
+        with pytest.raises(BadSampleError, match=r"'caption': 'text', 'mask': 'mask'\}"):  # fields it would lose
             out.write("c", image=JPEGS[1], caption="a cat", mask=MASK)
     with packer.writer(tmp_path / "two", "tar", fields={"image": "image", "caption": "text"}) as out:
         out.write("a", image=JPEGS[0])
@@ -418,11 +418,11 @@ def test_a_writer_says_what_to_do_where_a_field_comes_late(tmp_path: Path) -> No
 
 
 def test_a_data_set_of_hugging_face(tmp_path: Path) -> None:
-    """Its features say what a member is that has no value, its fingerprint whether it is another one."""
+    """Its features give the kind of a member without values, its fingerprint reveals another data set."""
     datasets = pytest.importorskip("datasets")
     image, mask = datasets.Image(), io.BytesIO()
     Image.fromarray(MASK).save(mask, "PNG")
-    one_class = datasets.ClassLabel(names=["a", "b"])  # is the label, whatever it is called
+    one_class = datasets.ClassLabel(names=["a", "b"])  # the label, whatever its name
     features = datasets.Features({"image": image, "caption": datasets.Value("string"), "seg": image,
                                   "breed": one_class, "n": datasets.Value("int64")})  # fmt: skip
 
@@ -445,7 +445,7 @@ def test_a_data_set_of_hugging_face(tmp_path: Path) -> None:
         convert(made(0), tmp_path / "set")
 
 
-def test_masks_of_any_whole_numbers_follow_flips(tmp_path: Path) -> None:
+def test_integer_masks_follow_flips(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     from readers.augment import RandomHorizontalFlip
     from readers.loader import ImageLoader
@@ -467,7 +467,7 @@ def test_masks_of_any_whole_numbers_follow_flips(tmp_path: Path) -> None:
             assert np.array_equal(np.asarray(flipped[0]), np.asarray(expected)[:, ::-1])
 
 
-def test_images_of_pillow_in_floating_point_keep_every_value(tmp_path: Path) -> None:
+def test_floating_point_pillow_images_keep_every_value(tmp_path: Path) -> None:
     depth = np.linspace(-3, 5000, 16 * 24, dtype=np.float32).reshape(16, 24)
     samples: list[Any] = [{"image": Image.fromarray(depth), "label": 1}]
     with pytest.raises(BadSampleError, match=r"floating-point samples.*decode='unchanged'"):

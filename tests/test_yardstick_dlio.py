@@ -1,4 +1,4 @@
-"""packer's loader under DLIO's own base class: VENV/bin/python -m pytest --noconftest tests/test_yardstick_dlio.py."""
+"""packer's loader under DLIO's base class: VENV/bin/python -m pytest --noconftest tests/test_yardstick_dlio.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks/outside/dlio"))
 
 
 @pytest.mark.parametrize("decode", ["0", "1"])
-def test_ranks_share_each_epoch_and_no_sample_comes_twice(
+def test_ranks_share_each_epoch_and_no_sample_is_repeated(
     decode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dlio_benchmark.common.enumerations import DatasetType, FormatType
@@ -39,7 +39,7 @@ def test_ranks_share_each_epoch_and_no_sample_comes_twice(
     for rank in range(2):
         ConfigArguments.reset()
         DLIOMPI.reset()
-        DLIOMPI.get_instance().set_parent_values(rank, 2)  # a rank without MPI, as DLIO's workers have
+        DLIOMPI.get_instance().set_parent_values(rank, 2)  # a rank without MPI, as in DLIO's workers
         ConfigArguments.get_instance().batch_size = 4
         loader = PackerDataLoader(FormatType.JPEG, DatasetType.TRAIN, 1)
         loader.read()

@@ -1,4 +1,4 @@
-"""Lightning and accelerate for tests: modules that keep what they have seen, trainers that stop, and several ranks."""
+"""Lightning and accelerate for tests: modules that record their samples, trainers that stop, and several ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["EPOCHS", "QUIET", "Seen", "module_of", "on_ranks", "reports", "train
 
 EPOCHS = 3
 Seen = list[tuple[int, list[int]]]  # (the framework's epoch, samples of a batch), in the order of training
-# What the frameworks say about themselves, each other and the tests' tiny models.
+# Warnings of the frameworks about themselves, each other and the tiny models of the tests.
 QUIET = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),
@@ -53,7 +53,7 @@ def module_of(lightning: Any) -> Any:
 
 
 def trainer_of(lightning: Any, folder: Path, stop: int = 0, **options: Any) -> Any:
-    """A trainer that keeps a checkpoint of each epoch's end; stop: it saves and ends after so many steps."""
+    """A trainer that keeps a checkpoint at the end of each epoch; stop: save and end after this many steps."""
     from lightning.pytorch.callbacks import ModelCheckpoint
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
@@ -81,7 +81,7 @@ def one_rank(rank: int, work: Callable[[int], Any], folder: Path, ranks: int, po
 
 
 def on_ranks(work: Callable[[int], Any], folder: Path, ranks: int = 2) -> list[Any]:
-    """The results of `work(rank)` in some forked processes, with the environment of torchrun."""
+    """The results of `work(rank)` in forked processes, with the environment of torchrun."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,7 +1,7 @@
-"""The example of each training framework, killed and started again: 0 samples lost, 0 twice, the losses of one run.
-Not collected: `test_training_kills.py` runs it in a process of its own.
+"""The example of each training framework, killed and restarted: no sample lost or repeated, the losses of one run. Not
+collected: `test_training_kills.py` runs this file in a separate process.
 
-Each is the script of examples/ as it is printed (`suites.trainings`). TRIALS (default 200) is the number of kills of
+Each example is the unchanged script of examples/ (`suites.trainings`). TRIALS (default 200) is the number of kills of
 each, on 1 to 4 ranks with the same samples in a step; SEED makes a run repeatable.
 """
 
@@ -38,7 +38,7 @@ NEEDS = {
 
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each sample is a class of its own, so that labels name samples; 8 of them also validate."""
+    """Each sample is a separate class, so that labels identify samples; 8 samples also validate."""
     root = tmp_path_factory.mktemp("kills")
     files = {f"train/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(COUNT)}
     tree_of(root / "images", files | {f"val/class{i:02d}/{i:02d}.jpg": make_jpeg(i, (8, 8)) for i in range(8)})
@@ -69,7 +69,7 @@ def test_a_diffusion_model_of_two_ranks_is_continued_by_one(packed: Path, tmp_pa
         run_ranks(program, [*arguments, "--stop-after", "1"], 2)
         assert torch.load(tmp_path / "run.pt", weights_only=True)["loader"]["cursor"] == 2 * BATCH
         run_ranks(program, arguments, 1)
-    assert [line.split()[0] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"], "the 36 that are left"
+    assert [line.split()[0] for line in losses.read_text().splitlines()] == ["1", "2", "3", "4"], "not the other 36"
 
 
 @pytest.fixture(params=list(NEEDS))
@@ -90,7 +90,7 @@ def arguments_of(framework: str, packed: Path, folder: Path, *more: str) -> list
 
 
 def undisturbed(framework: str, packed: Path, folder: Path, ranks: int) -> list[Step]:
-    """A run without kills: every sample of each epoch once, in the order's order."""
+    """A run without kills: every sample of each epoch once, in order."""
     steps = run_ranks(EXAMPLES / f"train_{framework}.py", arguments_of(framework, packed, folder / str(ranks)), ranks)
     with readers.open(packed, "train") as reader:
         labels = np.asarray(reader.labels)
@@ -108,7 +108,7 @@ def test_an_example_continues_where_it_was_killed(framework: str, packed: Path, 
     arguments, whole = arguments_of(framework, packed, tmp_path / "kept"), undisturbed(framework, packed, tmp_path, 2)
     first = run_ranks(program, arguments, 2, kill=(7, 0.0))
     assert continues_at(whole, first, 0) == 0
-    if framework == "transformers":  # its checkpoint says what both ranks trained on
+    if framework == "transformers":  # the checkpoint records the samples of both ranks
         from readers.frameworks.transformers import last_checkpoint
 
         with readers.open(packed, "train") as reader:

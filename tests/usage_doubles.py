@@ -1,9 +1,9 @@
-"""A fake machine for the tests of utilisation: files of /proc and /sys, which psutil reads, too, a clock, and libraries
-of GPUs.
+"""A fake machine for the tests of utilisation: files of /proc and /sys, which psutil reads, too, a clock, and GPU
+libraries.
 
-NVML is doubled below nvidia-ml-py: its own Python code runs, on a library whose functions fill ctypes values and return
-codes as NVML's do. AMD SMI's package cannot be imported without its library, so its module is doubled: calls raise its
-exceptions, and what a board lacks is "N/A" or the largest value of its type.
+NVML is doubled below nvidia-ml-py: the real Python code runs on a library whose functions fill ctypes values and return
+codes as NVML does. AMD SMI's package cannot be imported without its library, so its module is doubled: calls raise its
+exceptions, and values that a board lacks are "N/A" or the largest value of their type.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class FakeMachine:
         monkeypatch.setattr(psutil, "net_if_stats", lambda: cards)
 
     def write(self, **files: str) -> None:
-        """Files of /proc by name; "/" in it as "__"."""
+        """Write files of /proc by name; "/" in it as "__"."""
         for name, text in files.items():
             self.put(f"proc/{name.replace('__', '/')}", text)
 
@@ -90,13 +90,13 @@ class FakeMachine:
         return Sampler(path, clock=lambda: self.now, process=7)
 
     def sample(self, sampler: Sampler, seconds: float = 1.0) -> Sampler:
-        """A sample after so many seconds."""
+        """A sample after this many seconds."""
         self.now += seconds
         sampler.sample()
         return sampler
 
 
-# Of two boards, what each function of NVML puts into the arguments behind the handle; None: it is not supported.
+# For two boards, the values that each NVML function puts into the arguments after the handle; None: not supported.
 NVML: dict[str, tuple[Any, Any]] = {
     "UtilizationRates": ([{"gpu": 22, "memory": 5}], None),
     "MemoryInfo": ([{"total": 80 << 30, "used": 1 << 30}], [{"total": 80 << 30, "used": 2 << 30}]),
@@ -108,7 +108,7 @@ NVML: dict[str, tuple[Any, Any]] = {
 
 
 class NvmlLibrary:
-    """libnvidia-ml with two boards, none of which has a JPEG decoder. broken: what its start returns."""
+    """libnvidia-ml with two boards without a JPEG decoder. broken: the return value of its start function."""
 
     def __init__(self, broken: int = 0) -> None:
         self.broken, self.initialised, self.throughput_calls = broken, 0, list[int]()
@@ -156,7 +156,7 @@ class NvmlLibrary:
         return 0
 
 
-# Of two boards, what each function of amdsmi returns; the second knows nothing but its memory.
+# For two boards, the return value of each amdsmi function; the second board only knows its memory.
 AMD: dict[str, tuple[Any, Any]] = {
     "gpu_device_uuid": ("00ff74a0-0000-1000-80e9-000000000000", "10ff74a0-0000-1000-80e9-000000000000"),
     "gpu_activity": ({"gfx_activity": 40}, {"gfx_activity": "N/A"}),
@@ -167,7 +167,7 @@ AMD: dict[str, tuple[Any, Any]] = {
 
 
 def amdsmi_module() -> types.ModuleType:
-    """A module with the functions of amdsmi that are used."""
+    """A module with the amdsmi functions in use."""
     module: Any = types.ModuleType("amdsmi")
 
     def function(boards: tuple[Any, Any]) -> Any:
@@ -188,6 +188,6 @@ def amdsmi_module() -> types.ModuleType:
 
 
 def last(usage: Usage) -> dict[str, float]:
-    """The values of the last sample, without those that are not known."""
+    """The values of the last sample, without unknown ones."""
     values = dict(zip(usage.names, usage.values[-1].tolist(), strict=True))
     return {name: pytest.approx(value, rel=1e-5) for name, value in values.items() if not math.isnan(value)}

@@ -1,6 +1,6 @@
-"""Exports made by hand, with what no packed set of a test has: a million samples, hostile names.
+"""Exports made by hand for cases that no packed test set covers: a million samples, hostile names.
 
-The colour of an image says which sample it is.
+The colour of an image identifies its sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COLOURS = 64
 
 
 def colour_of(sample: int) -> tuple[int, int, int]:
-    """Of the image of a sample: 64 of them, 60 or more apart in one channel."""
+    """The colour of a sample's image: one of 64, which differ by 60 or more in one channel."""
     colour = sample % COLOURS
     return (60 + 60 * (colour & 3), 60 + 60 * (colour >> 2 & 3), 60 + 60 * (colour >> 4))
 
@@ -38,7 +38,7 @@ def _png(colour: tuple[int, int, int]) -> bytes:
 def write_export(
     folder: Path, samples: int, *, keys: Sequence[str] | None = None, classes: Sequence[str] = ("cat", "dog", "fox")
 ) -> Path:
-    """An export of `samples` samples, whose labels take turns, by class and by key; `keys` in the order of UTF-8."""
+    """An export of `samples` samples, whose labels alternate, by class and by key; `keys` in the order of UTF-8."""
     shutil.copytree(PAGE, folder)
     columns: dict[str, np.ndarray[Any, Any]] = {}
     numbers = np.arange(samples)

@@ -1,4 +1,4 @@
-"""A browser of few words, for the tests of `packer view`."""
+"""A minimal browser for the tests of `packer view`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Client:
         self.log: list[tuple[str, int]] = []
 
     def ask(self, path: str, headers: Mapping[str, str] | None = None, method: str = "GET") -> Reply:
-        """Ask for a path as it is written, from the root."""
+        """Request a path literally, from the root."""
         self._connection.request(method, path, headers=dict(headers or {}))
         answer = self._connection.getresponse()
         body = answer.read()
@@ -50,11 +50,11 @@ class Client:
         return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, body)
 
     def get(self, path: str, **headers: str) -> Reply:
-        """Ask for a path below the token."""
+        """Request a path below the token."""
         return self.ask(self.base + path, headers)
 
     def order(self, document: str) -> tuple[npt.NDArray[Any], list[Any]]:
-        """(values, runs) of an order; asks again while samples are read for it."""
+        """(values, runs) of an order; repeats the request while samples are read for it."""
         for _ in range(_MOST_POLLS):
             reply = self.get(document)
             if reply.status != 202:
@@ -67,7 +67,7 @@ class Client:
         return values, found["runs"]
 
     def column(self, described: Mapping[str, Any]) -> npt.NDArray[Any]:
-        """A column, by a range, as its document describes it."""
+        """A column, read by a range, as its document describes it."""
         width = np.dtype(described["dtype"]).itemsize
         start, stop = described["start"], described["start"] + width * described["length"]
         if start == stop:

@@ -581,6 +581,8 @@ def check_layout(
     if all(part.root for part in splits.values()):
         others += files.take(np.flatnonzero(np.isin(files.in_folders(), at_root))).paths()
     warnings = [*_warnings(splits, labels, classes, where, whole), *_unread(splits, others, where)]
+    if is_sample is has_image_suffix:
+        warnings += _outnumbered(sum(map(len, labels.values())), others, where)
     return [f"{where}: {warning}" for warning in warnings]
 
 
@@ -712,6 +714,18 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
         yield (
             f"{plural(len(named), 'file')} left out, named like an image in the same folder, such as {named[0]!r}: to "
             f"read boxes of YOLO add classes.txt; for captions write a table, and use --field caption:text=COLUMN"
+        )
+
+
+def _outnumbered(images: int, others: Sequence[str], where: str) -> Iterable[str]:
+    """A warning if more files than images would be the samples of a tree without images (`main_of`)."""
+    main = main_of(others)
+    count = sum(map(shows_main(main), others))
+    if main.suffixes and count > images:
+        field = f"--field {main.name}:{main.kind}={','.join(main.suffixes)}"
+        yield (
+            f"{plural(count, f'{main.name} file')} left out, next to {plural(images, 'file')} named like an image; if "
+            f"they are the samples, {'' if Path(where).is_dir() else 'unpack it, and '}pass  {field}"
         )
 
 

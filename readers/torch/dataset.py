@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import operator
 import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -314,6 +315,13 @@ class ImageDataset(Dataset[Any]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> Any:
+        try:
+            operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"expected a sample number, found {type(index).__name__}; for batches use  DataLoader(dataset, "
+                f"batch_sampler=…)  in place of  sampler=…, batch_size=None"
+            ) from None
         items, _ = self._items((index,))
         if not items:
             raise name_sample(

@@ -2,8 +2,8 @@
 
     PYTHONPATH=SITE python digests.py FOLDER [VARIANT] > digests.json
 
-FOLDER: of *.jpg. Prints a JSON object: {"variant", "compiler", "machine", "digests": {case: SHA-256}}. The whole of
-each image is compared with libjpeg here, too; a difference ends the program.
+FOLDER holds *.jpg files. Prints a JSON object: {"variant", "compiler", "machine", "digests": {case: SHA-256}}. Each
+image as a whole is also compared with libjpeg; a difference ends the program.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The wheels with the codec, and that the one for aarch64 makes the pixels of the one for x86-64, under QEMU.
+"""The wheels with the codec: under QEMU, the aarch64 wheel makes the same pixels as the x86-64 wheel.
 
 `make test-arm` builds both and installs a Python for aarch64. IMAGES=FOLDER adds the JPEGs of a folder.
 """
@@ -26,7 +26,7 @@ HERE = Path(__file__).parent
 
 
 class UnknownVariantError(Exception):
-    """This CPU does not have it."""
+    """Raised for a variant that this CPU does not have."""
 
 
 MACHINES = {"x86_64": 62, "aarch64": 183}  # e_machine of an ELF file
@@ -92,7 +92,7 @@ def test_arm_makes_the_same_pixels_as_every_variant_of_this_machine(sites: dict[
     for variant in ("avx2", "avx2_tables", "sse4", "neon", "plain"):
         with suppress(UnknownVariantError):
             ours[variant] = digests(sys.executable, [sites[platform.machine()]], images, variant)["digests"]
-    # NumPy takes SSE4.2 as given, so every x86-64 that runs this has it.
+    # NumPy requires SSE4.2, so every x86-64 CPU that runs this test has it.
     assert len(theirs["digests"]) > 1000 and ({"sse4", "plain"} <= ours.keys() or platform.machine() != "x86_64")
     for variant, those in ours.items():
         differ = [case for case, value in theirs["digests"].items() if those.get(case) != value]

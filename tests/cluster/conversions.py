@@ -1,4 +1,4 @@
-"""Conversions that last some seconds, with the local one to compare with, and their processes."""
+"""Conversions that last some seconds, a local conversion to compare them with, and their processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARDS = 60
 
 
 class Conversion:
-    """A tree of images, and the files of a set that one process has packed of it."""
+    """A tree of images, and the files of the set that one process packs from it."""
 
     def __init__(self, folder: Path) -> None:
         self.tree, local = folder / "tree", folder / "local"
@@ -33,7 +33,7 @@ class Conversion:
         self.files = files_of(local)
 
     def command(self, out: Path, *more: object) -> list[str]:
-        """The same conversion, to another place and by other means."""
+        """The same conversion with another output folder and further options."""
         return [str(w) for w in (sys.executable, "-m", "packer", "convert", self.tree, *OPTIONS, "-o", out, *more)]
 
     def start(self, out: Path, *more: object) -> subprocess.Popen[str]:
@@ -41,12 +41,12 @@ class Conversion:
         return subprocess.Popen(self.command(out, *more), stdin=subprocess.DEVNULL, text=True, **streams)  # type: ignore
 
     def shards(self, out: Path) -> int:
-        """How many shards of an unfinished conversion are there."""
+        """The number of shards that an unfinished conversion has written."""
         return len(list(out.rglob("*.tar")))
 
 
 def processes_of(*words: str) -> list[int]:
-    """The processes with all these words in their command line, but this one."""
+    """The processes other than this one with all these words in their command line."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def processes_of(*words: str) -> list[int]:
 
 
 def kill(process: int) -> bool:
-    """Whether it was there."""
+    """Kill a process; returns whether it existed."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(process, signal.SIGKILL)
         return True

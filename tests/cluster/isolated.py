@@ -1,12 +1,12 @@
-"""Run a program in Linux namespaces of its own: processes, mounts, network, host name and shared memory.
+"""Run a program in private Linux namespaces: processes, mounts, network, host name and shared memory.
 
     isolated.py pytest -m cluster tests/cluster
 
-The only network is loopback, and all its ports are free. So servers of other users are not met, and no client can ask
-another machine for anything, be it the addresses where clouds give credentials. When the program has ended, or this one
-was killed, the kernel ends all processes that were started inside and drops their mounts. Needs root.
+The only network is loopback, and all its ports are free. So the program meets no servers of other users, and no client
+can reach another machine, not even the addresses where clouds hand out credentials. When the program ends, or
+isolated.py is killed, the kernel ends all processes that were started inside and drops their mounts. Needs root.
 
-Inside, PACKER_TEST_ISOLATED is "1". /tmp is the machine's; /run is empty.
+Inside, PACKER_TEST_ISOLATED is "1". /tmp is that of the machine; /run is empty.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _main(command: list[str]) -> int:
         sys.exit("usage: isolated.py PROGRAM [ARGUMENT ...]")
     if os.geteuid() != 0:
         sys.exit("isolated.py: namespaces need root here")
-    # The kernel ends unshare with this process, and all that is inside with unshare.
+    # The kernel ends unshare together with this process, and with unshare every process inside.
     unshare = ["setpriv", "--pdeathsig", "KILL", "unshare", *_SPACES, "--fork", "--kill-child", "--mount-proc"]
     environ = {**os.environ, "PACKER_TEST_ISOLATED": "1"}
     return subprocess.call([*unshare, "sh", "-c", _PREPARE, "sh", *command], env=environ)

@@ -1,4 +1,4 @@
-"""A Slurm of two nodes in a test; see two_nodes.py."""
+"""A Slurm cluster of two nodes in a test; see two_nodes.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 @contextlib.contextmanager
 def running(proctrack: str) -> Iterator[Cluster]:
-    """The cluster, with the examples of this repository where jobs run."""
+    """The cluster, with the examples of this repository in the folder where jobs run."""
     lacks = missing()
     if lacks:
         pytest.skip(lacks)

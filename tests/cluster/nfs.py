@@ -1,13 +1,13 @@
-"""An NFS server, and clients that are machines of their own: nfs-ganesha, and Linux in user mode for each client.
+"""An NFS server (nfs-ganesha), and clients that are separate machines: a user-mode Linux for each.
 
     with server(folder) as export, Client("a", folder) as client:
         client.run(f"packer stage {export}/set --target /dev/shm/a")
 
-A client has a kernel of its own, so an attribute cache and locks as any NFS client has, and no disk but the machine's
-(hostfs), whose files outside the mount it must not share with others. It reaches the server by its own network, which
-ends at loopback. The export is NFS 4.2, and mounted at the path that it has on the server.
+A client runs a separate kernel, so it has the attribute cache and the locks of any NFS client. Its only disk is the
+machine's (hostfs), whose files outside the mount it must not share with other clients. It reaches the server through a
+private network that ends at loopback. The export is NFS 4.2, mounted at the same path as on the server.
 
-A client runs one command after the other; they are files in its folder:
+A client runs one command after another. The commands are files in its folder:
 
     1.sh  the command       1.out  its output       1.status  its status, when it has ended       stop  makes it end
 """
@@ -63,7 +63,7 @@ poweroff -f
 
 @contextlib.contextmanager
 def server(folder: Path) -> Iterator[Path]:
-    """The folder that is exported."""
+    """The exported folder."""
     need("ganesha.nfsd", "linux.uml", "slirp-fullbolt", package="nfs-ganesha nfs-ganesha-vfs user-mode-linux slirp")
     for name in ("export", "recovery"):
         (folder / name).mkdir()
@@ -75,7 +75,7 @@ def server(folder: Path) -> Iterator[Path]:
 
 
 class Client:
-    """One machine that has mounted the export, while the context is open."""
+    """A machine that has the export mounted while the context is open."""
 
     def __init__(self, name: str, folder: Path, memory: str = "700M") -> None:
         self.name, self._memory = name, memory
@@ -123,7 +123,7 @@ class Client:
         self.switch_off()
 
     def switch_off(self) -> None:
-        """As if its plug were pulled: the server learns nothing."""
+        """Pull the plug of the machine: the server is not notified."""
         if self._machine is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._machine.pid, signal.SIGKILL)
@@ -131,7 +131,7 @@ class Client:
             self._machine = None
 
     def start(self, command: str) -> int:
-        """Begin a command of the shell; returns its number."""
+        """Begin a shell command; returns its number."""
         number = next(self._numbers)
         script = self._folder / f"{number}.part"
         script.write_text(command.replace("packer ", f"{sys.executable} -m packer ") + "\n")
@@ -139,13 +139,13 @@ class Client:
         return number
 
     def ended(self, number: int, seconds: float = 240) -> tuple[int, str]:
-        """Wait for a command; returns its status and what it said."""
+        """Wait for a command; returns its status and its output."""
         self._wait(self._folder / f"{number}.status", seconds)
         text = (self._folder / f"{number}.out").read_text(errors="replace")
         return int((self._folder / f"{number}.status").read_text()), text
 
     def run(self, command: str, seconds: float = 240) -> str:
-        """Run a command to its end, which must be a good one; returns what it said."""
+        """Run a command that must succeed; returns its output."""
         status, text = self.ended(self.start(command), seconds)
         assert status == 0, f"{self.name}: {command}: status {status}: {text}"
         return text

@@ -1,11 +1,11 @@
-"""Nodes on one machine, each with a network address, host name, /dev/shm and disk of its own.
+"""Nodes on one machine, each with a separate network address, host name, /dev/shm and disk.
 
     with Nodes(folder, 2) as nodes:
         nodes["n1"].run("hostname")
 
 A node is a set of Linux namespaces, joined to the others by a bridge. Its disk, empty at first, is `local` in the
-folder, at the same path on each node; all else is shared. A node is switched off as if its plug were pulled. Only
-inside isolated.py, where nothing outside can be reached or can stay.
+folder, at the same path on each node; everything else is shared. A node is switched off as if its plug were pulled.
+Runs only inside isolated.py, where nothing outside can be reached and nothing stays behind.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SPACES = ("--mount", "--net", "--uts", "--ipc")
 
 
 class Node:
-    """One node. Its name resolves on all of them."""
+    """One node. Its name resolves on all nodes."""
 
     def __init__(self, name: str, address: str, local: Path) -> None:
         self.name, self.address, self.local = name, address, local
@@ -49,7 +49,7 @@ class Node:
             self.run("ip", *arguments.split())
 
     def switch_off(self) -> None:
-        """End all processes at once; the disk and the address are gone."""
+        """End all processes at once; the disk and the address go, too."""
         if self._first is None:
             return
         self.kill_processes(spared=0)
@@ -58,7 +58,8 @@ class Node:
         subprocess.run(["ip", "link", "del", f"to-{self.name}"], stderr=subprocess.DEVNULL, check=False)
 
     def kill_processes(self, spared: int | None = None) -> None:
-        """End all processes at once; disk and network stay. spared: a process, default the one that keeps them."""
+        """End all processes at once; disk and network stay. spared: a process to keep, by default the first one of the
+        node."""
         spared = self.pid if spared is None else spared
         host = Path(f"/proc/{self.pid}/ns/uts").readlink()
         for path in Path("/proc").glob("[0-9]*/ns/uts"):
@@ -68,19 +69,19 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """Of the node's first process."""
+        """The pid of the node's first process."""
         assert self._first is not None, f"node {self.name} is off"
         return self._first.pid
 
     def command(self, *command: object) -> list[str]:
-        """The command that runs a command on the node, in this directory."""
+        """The command line that runs a command on the node, in the current directory."""
         inside = ["nsenter", "--target", str(self.pid), *_SPACES, "--", "env", f"--chdir={os.getcwd()}"]
         return [*inside, *map(str, command)]
 
     def run(
         self, *command: object, seconds: float = 120, check: bool = True, environ: Mapping[str, str] | None = None
     ) -> str:
-        """Run a command to its end; returns its output, both streams."""
+        """Run a command to its end; returns the output of both streams."""
         done = subprocess.run(
             self.command(*command),
             stdout=subprocess.PIPE,
@@ -95,7 +96,8 @@ class Node:
 
 
 class Nodes:
-    """n1, n2, … while the context is open. agent: a program like rsh, for those that start programs on nodes."""
+    """The nodes n1, n2, … while the context is open. agent: a program like rsh that launchers use to start processes on
+    nodes."""
 
     def __init__(self, folder: Path, count: int) -> None:
         self.local, self.agent = folder / "local", folder / "agent"

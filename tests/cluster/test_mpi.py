@@ -1,4 +1,4 @@
-"""Open MPI and MPICH of the system on two nodes: ranks, staging, and the shared cache. See nodes.py."""
+"""The system's Open MPI and MPICH on two nodes: ranks, staging, and the shared cache. See nodes.py."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.cluster
 ROOT = Path(__file__).parents[2]
 LIBRARIES = Path("/usr/lib/x86_64-linux-gnu")
 
-# Each rank stages the set, which its node does once, and reads its share; rank 0 prints what all found, as JSON.
+# Each rank stages the set, which copies it once a node, and reads its share; rank 0 prints the results of all as JSON.
 READ = """
 import hashlib, json, os, sys
 from mpi4py import MPI
@@ -47,19 +47,19 @@ if world.rank == 0:
 """
 
 
-PYTHON = (sys.executable, "-m", "mpi4py")  # an error of one rank ends all
+PYTHON = (sys.executable, "-m", "mpi4py")  # an error of one rank ends the whole job
 
 
 @dataclass(frozen=True)
 class Mpi:
-    """How one implementation starts ranks on nodes."""
+    """How an MPI implementation starts ranks on nodes."""
 
     launch: tuple[str, ...]
     environ: dict[str, str]
     hosts: tuple[str, ...]
 
     def command(self, nodes: Nodes, ranks: int, *command: object) -> list[str]:
-        """A command as so many ranks, as many on each node."""
+        """The command line that starts a command on `ranks` ranks, evenly on the nodes."""
         each = ranks // len(self.hosts)
         hosts = ",".join(f"{host}:{each}" for host in self.hosts)
         words = [word.format(agent=nodes.agent, hosts=hosts, ranks=ranks) for word in self.launch]
@@ -97,7 +97,7 @@ def _openmpi(folder: Path) -> Mpi:
 def _mpich(folder: Path) -> Mpi:
     """On one node: Debian 12's MPICH 4.0.2 often never returns from MPI_Finalize of ranks on two of these nodes."""
     need("mpiexec.mpich", package="mpich")
-    (folder / "libmpi.so.12").symlink_to(LIBRARIES / "libmpich.so.12")  # the name that mpi4py's wheel knows
+    (folder / "libmpi.so.12").symlink_to(LIBRARIES / "libmpich.so.12")  # the library name that mpi4py's wheel looks for
     launch = ("mpiexec.mpich", "-launcher", "rsh", "-launcher-exec", "{agent}", "-hosts", "{hosts}", "-n", "{ranks}")
     return Mpi(launch, {"MPI4PY_MPIABI": "mpich", "LD_LIBRARY_PATH": str(folder)}, ("n1",))
 
@@ -131,17 +131,17 @@ def test_eight_ranks_stage_once_a_node_and_read(
             node.run("mkdir", target)
         out = mpi.run(nodes, 8, *PYTHON, script, source, target, len(mpi.hosts), *["part"] * part)
         library, said = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
-        assert library.startswith("Open") == ("openmpi" in request.node.name), "this MPI was to be tested"
+        assert library.startswith("Open") == ("openmpi" in request.node.name), "mpi4py has loaded another MPI"
         assert sorted(rank["host"] for rank in said) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
         assert {name: digest for rank in said for name, digest in rank["read"].items()} == expected
         assert sum(len(rank["read"]) for rank in said) == len(expected)
         copied = [[rank["copied"] for rank in said if rank["host"] == host] for host in mpi.hosts]
         assert [sum(count > 0 for count in counts) for counts in copied] == [1] * len(mpi.hosts)
-        assert part or len({max(counts) for counts in copied}) == 1, "the same files on each node"
+        assert part or len({max(counts) for counts in copied}) == 1, "the nodes hold different files"
 
 
 def test_the_shared_cache_in_a_window_of_a_node(mpi: Mpi, nodes: Nodes, source: Path, tmp_path: Path) -> None:
-    """Three ranks of each node, with a child each; each node's window is its own."""
+    """Three ranks of each node, each with a child; each node has a separate window."""
     script = tmp_path / "ranks.py"
     script.write_text(SHARED_CACHE.replace("MPI.COMM_WORLD", "MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)"))
     for _ in range(3):
@@ -167,7 +167,7 @@ def test_convert_as_the_local_engine_does(
 def test_a_rank_that_is_killed_ends_the_job_and_the_same_command_continues(
     mpi: Mpi, nodes: Nodes, conversion: Conversion, tmp_path: Path
 ) -> None:
-    """Any rank, at a random number of shards."""
+    """Any rank is killed, after a random number of shards."""
     draws = random.Random(0)
     for number in range(5):
         out = tmp_path / str(number)

@@ -1,4 +1,5 @@
-"""NFS 4.2 with two clients: staging from it while sets are replaced, and converting to it by tasks. See nfs.py."""
+"""NFS 4.2 with two clients: staging from the export while sets are replaced, and converting to it by tasks. See
+nfs.py."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def clients(export: Path) -> Iterator[dict[str, Client]]:
 
 
 def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Path) -> None:
-    """At the same time, with checksums; the second run finds the copy."""
+    """Both clients stage at the same time, with checksums; the second run reuses the copy."""
     shutil.copytree(source, export / "set")
     for number in range(2):
         jobs = {
@@ -48,8 +49,8 @@ def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Pat
 def test_a_set_is_replaced_while_a_client_knows_the_old_one(
     clients: dict[str, Client], export: Path, tree: Path, tmp_path: Path
 ) -> None:
-    """By the server, behind the client's cache of attributes: the client's copy is the old set or the new one, or there
-    is an error that says what changed; after the cache's time it is the new one."""
+    """The server replaces the set behind the client's attribute cache: the client's copy is the old set or the new one,
+    or an error says what changed. After the lifetime of the cache it is the new set."""
     sets = [tmp_path / "even", tmp_path / "odd"]
     for number, made in enumerate(sets):
         packer.convert(tree, "tar", made, run=packer.Run(workers=1), shards=packer.Shards(samples=4, shuffle=number))
@@ -92,7 +93,7 @@ def test_the_same_task_on_both_clients_at_once(
 
 
 def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversion) -> None:
-    """Another one does the task, when the server has given up the locks."""
+    """The other client does the task once the server has released the locks."""
     with Client("c", export.parent) as lost, Client("d", export.parent) as other:
         out = export / "lost"
         lost.start(_task(lost, "lost", 0))
@@ -107,7 +108,7 @@ def test_a_client_is_switched_off_in_its_task(export: Path, conversion: Conversi
 
 @pytest.fixture(scope="module")
 def conversion(export: Path) -> Conversion:
-    """Its images are in the export: the times of files on hostfs are coarse, and times are part of a plan."""
+    """The images are in the export: file times on hostfs are coarse, and times are part of a plan."""
     (export / "images").mkdir()
     return Conversion(export / "images")
 

@@ -39,7 +39,7 @@ def server(
 
 @pytest.fixture
 def stored(server: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stored:
-    """The server, with an environment that reaches it and nothing else."""
+    """The server, with an environment that reaches this server and no other."""
     for name in list(os.environ):
         if name.startswith(CLIENT) or name.lower() in PROXIES:
             monkeypatch.delenv(name)
@@ -51,7 +51,7 @@ def stored(server: Stored, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 @pytest.fixture
 def address(stored: Stored, source: Path, request: pytest.FixtureRequest) -> str:
-    """A set at an address of this test's own."""
+    """An address for a set, unique to this test."""
     name = request.node.originalname
     if stored.takes_uploads:
         packer.upload(source, f"{stored.address}/{name}")
@@ -65,18 +65,18 @@ FOR_PEOPLE = ("README.md", "SHA256SUMS", "classes.txt")
 
 
 def set_files(folder: Path) -> dict[str, bytes]:
-    """The files of a set or a copy that dataset.json names; only these are staged."""
+    """The files of a set or a copy that dataset.json names; only these files are staged."""
     files = files_of(folder).items()
     return {name: data for name, data in files if not name.startswith(".staging/") and name not in FOR_PEOPLE}
 
 
 def uploads(stored: Stored) -> None:
     if not stored.takes_uploads:
-        pytest.skip("the emulator has no PUT by Google's XML interface, which obstore uploads by")
+        pytest.skip("obstore uploads by PUT of Google's XML interface, which the emulator lacks")
 
 
 def test_convert_to_the_address(stored: Stored, tree: Path, tmp_path: Path) -> None:
-    """The objects are the files of a local conversion, and uploading that sends nothing more."""
+    """The objects are the files of a local conversion, and a later upload sends nothing more."""
     uploads(stored)
     options = ("--to", "hdf5", "--workers", "1", "--samples-per-shard", "5")
     local, url = tmp_path / "local", f"{stored.address}/convert"
@@ -104,7 +104,7 @@ def test_large_files_go_up_in_parts(stored: Stored, tmp_path: Path) -> None:
 
 
 def test_read_and_stage(stored: Stored, address: str, source: Path, tmp_path: Path) -> None:
-    """One sample at a time, and many in one call, also by a process that was forked."""
+    """Reads one sample at a time and many in one call, also in a forked process."""
     for command in ("verify", "inspect"):
         done = run_packer(command, address)
         assert done.returncode == 0, done.stderr

@@ -1,4 +1,4 @@
-"""Clusters of Dask and Ray on two nodes: conversions as the local engine makes them, while workers are killed."""
+"""Dask and Ray clusters on two nodes: conversions give the files of the local engine while workers are killed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ from packer.testing.samples import files_of
 pytestmark = pytest.mark.cluster
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts")
-KILLS, CONVERSIONS = 25, 5  # of each kind of cluster
+KILLS, CONVERSIONS = 25, 5  # for each kind of cluster
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A cluster that runs. options: of packer, to use it. workers: its processes that pack, now."""
+    """A running cluster. options: packer's options to use it. workers: the pids of its processes that are packing
+    now."""
 
     options: tuple[str, ...]
     nodes: Nodes
@@ -110,7 +111,7 @@ def pool(
 
 
 def ended(job: subprocess.Popen[str], seconds: float = 240) -> str:
-    """Wait for a conversion; returns what it said."""
+    """Wait for a conversion; returns its output."""
     out, _ = job.communicate(timeout=seconds)
     assert job.returncode == 0, out
     return out
@@ -139,7 +140,8 @@ def test_workers_killed_at_random_moments(pool: Pool, conversion: Conversion, tm
 
 
 def test_a_node_fails(pool: Pool, conversion: Conversion, tmp_path: Path) -> None:
-    """Its plug is pulled; of Ray its processes end and its network stays, since Ray waits for minutes otherwise."""
+    """The node's plug is pulled. With Ray only the processes end and the network stays, since Ray waits for minutes
+    otherwise."""
     out = tmp_path / "out"
     job = conversion.start(out, *pool.options)
     while job.poll() is None and conversion.shards(out) < 5:
@@ -148,6 +150,6 @@ def test_a_node_fails(pool: Pool, conversion: Conversion, tmp_path: Path) -> Non
         pool.nodes["n2"].kill_processes()
     else:
         pool.nodes["n2"].switch_off()
-    assert job.poll() is None, "it was to be in the middle"
+    assert job.poll() is None, "the conversion was not in the middle when the node failed"
     ended(job)
     assert files_of(out) == conversion.files

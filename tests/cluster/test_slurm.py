@@ -1,6 +1,6 @@
-"""The batch scripts of examples/slurm, and other commands in jobs, on a real Slurm; see two_nodes.py.
+"""The batch scripts of examples/slurm, and other commands in jobs, on a real Slurm cluster; see two_nodes.py.
 
-Run by `make test-slurm`, as root. It takes minutes: Slurm keeps time limits to within a minute.
+Run by `make test-slurm`, as root. The tests take minutes: Slurm enforces time limits to within a minute.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import packer
 pytestmark = pytest.mark.slurm
 
 ROOT = Path(__file__).parents[2]
-SAMPLES = 36  # to train on
+SAMPLES = 36  # images to train on
 TINY = "--model small --size 16 --batch-size 2 --val-split train"
 
 
@@ -33,7 +33,8 @@ def shared() -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(shared: Cluster) -> Iterator[Cluster]:
-    """After each test there is no job and no process of one, and the nodes' disks are empty for the next."""
+    """The cluster. After each test it has no job and no process of a job left, and the disks of the nodes are
+    emptied."""
     yield shared
     shared.run("scancel", "--user=root")
     shared.wait(lambda: not shared.run("squeue", "--noheader"), 60, "all jobs to end")
@@ -44,7 +45,7 @@ def cluster(shared: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small set on the shared disk of all nodes."""
+    """A small set on the disk that all nodes share."""
     tree, out = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("source") / "set"
     make_tree(tree)
     packer.convert(tree, to="tar", output=out, run=packer.Run(workers=1), shards=packer.Shards(samples=1))
@@ -66,12 +67,12 @@ def assert_clean(cluster: Cluster) -> None:
 
 
 def staged(cluster: Cluster) -> list[str]:
-    """The copies on both nodes that are whole."""
+    """The complete copies on both nodes."""
     return [path for node in NODES for path in cluster.left(node) if path.endswith("/dataset.json")]
 
 
 def traced(cluster: Cluster, name: str) -> list[tuple[int, int]]:
-    """(epoch, sample) of all steps of all ranks."""
+    """(epoch, sample) of every step of every rank."""
     lines = [line.split() for path in cluster.work.glob(f"{name}.*") for line in path.read_text().splitlines()]
     return [(int(epoch), int(sample)) for epoch, sample in lines]
 
@@ -81,17 +82,17 @@ def every_sample(epochs: int) -> list[tuple[int, int]]:
 
 
 def submitted(cluster: Cluster, script: str, *options: str, **environ: object) -> str:
-    """A job of a script of examples/slurm, as it is."""
+    """Submit a script of examples/slurm, unchanged; returns the job id."""
     return cluster.submit(*options, f"examples/slurm/{script}", environ={k: str(v) for k, v in environ.items()})
 
 
 def steps_of(cluster: Cluster, name: str, samples: int, job: str) -> None:
-    """Wait until that many samples were trained on."""
+    """Wait until this many samples were trained on."""
     cluster.wait(lambda: len(traced(cluster, name)) >= samples, 300, "training", lambda: cluster.output(job))
 
 
 def test_the_cpus_of_a_task(cluster: Cluster) -> None:
-    """The machine has fewer than the nodes say, so the mask is made up."""
+    """The machine has fewer CPUs than the nodes claim, so the mask is made up."""
     script = cluster.work / "cpus.py"
     script.write_text(
         "import os; os.sched_getaffinity = lambda pid: range(32); import cache; print(cache.usable_cpus())"
@@ -128,7 +129,7 @@ with open(f"parts.{os.environ['RANK']}", "w") as file:
 
 
 def test_each_node_reads_the_part_that_was_staged_there(cluster: Cluster, source: Path) -> None:
-    """Also where torchrun numbers the nodes the other way round, as it does with these names."""
+    """Also where torchrun numbers the nodes in reverse, as it does for these names."""
     script = cluster.work / "parts.py"
     script.write_text(NODE_PARTS)
     cluster.run(
@@ -138,8 +139,8 @@ def test_each_node_reads_the_part_that_was_staged_there(cluster: Cluster, source
         seconds=300,
     )
     found = [json.loads((cluster.work / f"parts.{rank}").read_text()) for rank in range(4)]
-    assert all(one["slurm"] != one["torchrun"] for one in found), "the names are to make torchrun's numbers differ"
-    assert [one["source"] for one in found] == [0] * 4, "each read the other's part"
+    assert all(one["slurm"] != one["torchrun"] for one in found), "torchrun numbers the nodes as Slurm does"
+    assert [one["source"] for one in found] == [0] * 4, "each node read the part of the other"
     assert sorted(sample for one in found for sample in one["samples"]) == list(range(SAMPLES))
     assert_clean(cluster)
 
@@ -161,7 +162,7 @@ def test_convert_and_train_with_one_task_a_rank(cluster: Cluster) -> None:
 
 
 def test_one_node_stages_trains_and_cleans_up(cluster: Cluster, source: Path) -> None:
-    """At its normal end, and when it is cancelled in the middle."""
+    """At the normal end of the job, and when it is cancelled in the middle."""
     options = ("--gpus-per-node=1", "--nodelist=n9", "--time=10")
     environ = {"SET": source, "TMPDIR": cluster.local}
     job = submitted(
@@ -172,14 +173,14 @@ def test_one_node_stages_trains_and_cleans_up(cluster: Cluster, source: Path) ->
     assert_clean(cluster)
     job = submitted(cluster, "one_node.sbatch", *options, **environ, TRAIN_OPTIONS=f"{TINY} --epochs 999 --trace one")
     steps_of(cluster, "one", SAMPLES, job)
-    assert cluster.left("n9"), "the copy is there while it trains"
+    assert cluster.left("n9"), "no copy on the node during training"
     cluster.run("scancel", job)
     assert cluster.ended(job, 60) == "CANCELLED", cluster.output(job)
     assert_clean(cluster)
 
 
 def test_many_nodes_clean_up_when_the_time_is_up(cluster: Cluster, source: Path) -> None:
-    """By the SIGTERM that the script asks for two minutes before its limit; the last step is saved."""
+    """On the SIGTERM that the script requests two minutes before its limit; the last step is saved."""
     options = f"{TINY} --save-every 1000000 --trace many"
     environ = {"SET": source, "TMPDIR": cluster.local, "TRAIN_OPTIONS": f"{options} --epochs 999"}
     job = submitted(cluster, "many_nodes.sbatch", "--nodes=2", "--gpus-per-node=1", "--time=4", **environ)
@@ -187,13 +188,11 @@ def test_many_nodes_clean_up_when_the_time_is_up(cluster: Cluster, source: Path)
     assert cluster.ended(job, 300) in ("TIMEOUT", "FAILED"), cluster.output(job)
     assert_clean(cluster)
     checkpoint = torch.load(cluster.work / f"run-{job}.pt", weights_only=True)
-    assert checkpoint["step"] * 4 == len(traced(cluster, "many")), (
-        "the last step that was made is the one that is saved"
-    )
+    assert checkpoint["step"] * 4 == len(traced(cluster, "many")), "the last step is not the saved one"
 
 
 def test_time_limits_of_an_array_leave_nothing(source: Path) -> None:
-    """Five jobs of two nodes, each with a copy of its own on both; Slurm ends all of them, without a warning before."""
+    """Five jobs of two nodes, each with a separate copy on both nodes; Slurm ends all of them without a warning."""
     if not FREEZER.is_dir():
         pytest.skip(f"proctrack/cgroup needs {FREEZER}")
     with running("cgroup") as cluster:
@@ -211,7 +210,7 @@ def test_time_limits_of_an_array_leave_nothing(source: Path) -> None:
 
 
 def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> None:
-    """The last checkpoint is saved, the copies are found again, no sample is lost or comes twice."""
+    """The last checkpoint is saved, the copies are reused, and no sample is lost or repeated."""
     epochs = 60
     options = f"{TINY} --epochs {epochs} --save-every 1000000 --trace requeued"
     environ = {"SET": source, "LOCAL": cluster.local, "TRAIN_OPTIONS": options}
@@ -220,8 +219,8 @@ def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> 
     cluster.run("scancel", "--signal=USR1", "--batch", job)
     cluster.wait(lambda: cluster.state(job) == "PENDING", 60, "the requeue", lambda: cluster.output(job))
     before = len(traced(cluster, "requeued"))
-    assert 0 < before < epochs * SAMPLES, "it was to be stopped in the middle"
-    assert all(cluster.left(node) for node in NODES), "the copies wait on the nodes"
+    assert 0 < before < epochs * SAMPLES, "the job was not stopped in the middle"
+    assert all(cluster.left(node) for node in NODES), "the copies are gone from the nodes"
     assert cluster.ended(job, 400) == "COMPLETED", cluster.output(job)
     said = cluster.output(job)
     assert "resumed at epoch" in said and "0 B in 0 files copied" in said, said
@@ -230,7 +229,8 @@ def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> 
 
 
 def test_a_node_fails(cluster: Cluster, source: Path) -> None:
-    """Slurm puts the job back by itself; it goes on from the last checkpoint, and only the new node copies."""
+    """Slurm requeues the job by itself; the job goes on from the last checkpoint, and only the new node copies the
+    set."""
     epochs = 60
     options = f"{TINY} --epochs {epochs} --save-every 10 --trace failing"
     environ = {"SET": source, "LOCAL": cluster.local, "TRAIN_OPTIONS": options}
@@ -239,7 +239,7 @@ def test_a_node_fails(cluster: Cluster, source: Path) -> None:
     cluster.switch_off("n10")
     cluster.wait(lambda: cluster.state(job) == "PENDING", 120, "the requeue", lambda: cluster.output(job))
     before = len(traced(cluster, "failing"))
-    assert before < epochs * SAMPLES, "it was to be stopped in the middle"
+    assert before < epochs * SAMPLES, "the job was not stopped in the middle"
     cluster.switch_on("n10")
     assert cluster.ended(job, 400) == "COMPLETED", cluster.output(job)
     said = cluster.output(job)

@@ -1,21 +1,22 @@
-"""A real Slurm of two nodes on one machine, private to its owner, and ending with it.
+"""A real Slurm cluster of two nodes on one machine, private to the process that starts it and ended with that process.
 
     with Cluster(folder) as cluster:
         cluster.run("srun", "--nodes=2", "hostname")
 
-Everything lives in Linux namespaces of its own: processes, mounts, network, host names and shared memory. So it meets
-no other Slurm and no other port, and it ends as one: when the first process of the namespace ends, the kernel ends the
-others and drops the mounts. That process ends when its standard input does, so also when pytest is killed. The files
-are in `folder`.
+The cluster lives in private Linux namespaces: processes, mounts, network, host names and shared memory. So it meets no
+other Slurm and no port in use, and it ends as a whole: when the first process of the namespace ends, the kernel ends
+the others and drops the mounts. The first process ends when its standard input is closed, so also when pytest is
+killed. The files are in `folder`.
 
-The nodes are n9 and n10, which Slurm lists in this order and an alphabet in the other. Each has a host name, /dev/shm
-and `local/` of its own, 32 CPUs that the machine does not have, and 4 GPUs that are /dev/null. Nothing is installed.
+The nodes are n9 and n10: Slurm lists them in this order, alphabetical sorting reverses it. Each node has a separate
+host name, /dev/shm and `local/`, 32 CPUs that the machine does not have, and 4 GPUs that are /dev/null. Nothing is
+installed.
 
-proctrack: with "linuxproc" a signal to a step meets every process of it, and that to a batch step its srun, too, which
-kills its tasks at once; with "cgroup", as on most clusters, it meets the tasks alone. The latter makes directories in
-the freezer hierarchy of cgroup v1, which go with it.
+proctrack: with "linuxproc" a signal to a step reaches all processes of the step; in a batch step that includes srun,
+which kills its tasks at once. With "cgroup", as on most clusters, the signal reaches the tasks alone. "cgroup" makes
+directories in the freezer hierarchy of cgroup v1 and removes them at the end.
 
-As a program, `two_nodes.py --check` says what is missing, and `two_nodes.py FOLDER PROCTRACK` is that first process.
+As a program, `two_nodes.py --check` prints what is missing, and `two_nodes.py FOLDER PROCTRACK` is the first process.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ def missing() -> str:
 
 
 class Cluster:
-    """The cluster, while the context is open. local: each node's own disk. work: where commands are run."""
+    """The cluster, while the context is open. local: the disk of each node. work: the folder where commands run."""
 
     def __init__(self, folder: Path, proctrack: str = "linuxproc") -> None:
         self.proctrack = proctrack
@@ -133,17 +134,17 @@ class Cluster:
             try:
                 outer.wait(20)
             except subprocess.TimeoutExpired:
-                outer.kill()  # its child ends with it, and the namespace with that
+                outer.kill()  # the child of unshare ends with it, and the namespace with the child
                 outer.wait(20)
         if self.proctrack == "cgroup":
             for node in NODES:
                 for folder, _, _ in os.walk(FREEZER / f"slurm_{node}", topdown=False):
-                    os.rmdir(folder)  # refused where a process is in it
+                    os.rmdir(folder)  # the kernel refuses while a process is inside
 
     def run(
         self, *command: object, seconds: float = 120, check: bool = True, environ: Mapping[str, str] | None = None
     ) -> str:
-        """Run a command on the machine that jobs are submitted from; returns its output, both streams."""
+        """Run a command on the machine that jobs are submitted from; returns the output of both streams."""
         done = subprocess.run(
             [*self._inside(), *map(str, command)],
             stdout=subprocess.PIPE,
@@ -157,12 +158,12 @@ class Cluster:
         return done.stdout
 
     def submit(self, *command: object, environ: Mapping[str, str] | None = None) -> str:
-        """The number of the job that `sbatch` makes; its output goes to <job>.out in the folder."""
+        """Submit a job with `sbatch`; returns its id. Its output goes to <job>.out in the folder."""
         output = self.folder / "%A.out"
         return self.run("sbatch", "--parsable", f"--output={output}", *command, environ=environ).split()[-1]
 
     def state(self, job: str) -> str:
-        """As Slurm calls it: PENDING, RUNNING, COMPLETED, …"""
+        """The state of a job in Slurm's terms: PENDING, RUNNING, COMPLETED, …"""
         told = self.run("scontrol", "--oneliner", "show", "job", job)
         return next(word.partition("=")[2] for word in told.split() if word.startswith("JobState="))
 
@@ -181,12 +182,12 @@ class Cluster:
         return found
 
     def on(self, node: str, *command: object, check: bool = True) -> str:
-        """Run a command where the processes of a node run, whatever Slurm thinks of the node."""
+        """Run a command where the processes of a node run, whatever state Slurm has for the node."""
         target = self.run("pgrep", "-f", f"^slurmd -D -N {node}$").split()[0]
         return self.run("nsenter", "--target", target, "--mount", "--uts", "--", *command, check=check)
 
     def switch_off(self, node: str) -> None:
-        """As if its plug were pulled: daemon and tasks end at once, disk and memory are gone. Slurm is told nothing."""
+        """Pull the plug of a node: daemon and tasks end at once, disk and memory are gone. Slurm is not notified."""
         target = self.run("pgrep", "-f", f"^slurmd -D -N {node}$").split()[0]
         script = "me=$(readlink /proc/$1/ns/uts); for p in /proc/[0-9]*; do " \
             '[ "$(readlink $p/ns/uts)" = "$me" ] && echo ${p#/proc/}; done | xargs kill -KILL'  # fmt: skip
@@ -197,11 +198,11 @@ class Cluster:
         self.run("sh", "-c", daemon, self.folder / "machine.log", "setsid", "--fork", *_node(self.folder, node))
 
     def left(self, node: str) -> list[str]:
-        """The files on a node's own disk."""
+        """The files on the disk of a node."""
         return self.on(node, "find", self.local, "/dev/shm", "-type", "f").split()
 
     def processes(self) -> str:
-        """The processes other than the daemons, by pid and command."""
+        """The processes of a node other than the daemons, by pid and command."""
         daemons = ("slurm", ": slurmscriptd", "munged", "unshare", "nsenter", "ps ")
         lines = self.run("ps", "-eo", "pid=,args=").splitlines()
         return "\n".join(
@@ -228,7 +229,7 @@ class Cluster:
         return ["nsenter", "--target", self._first(), *_SPACES, "--", "env", f"--chdir={self.work}"]
 
     def _first(self) -> str:
-        """The first process of the namespaces, as it is called outside; "" where there is none yet."""
+        """The pid of the first process of the namespaces, as seen from outside; "" before there is one."""
         outer = self._outer
         if outer is None or outer.poll() is not None:
             raise AssertionError(f"the cluster is not running\n{self._logs()}")
@@ -246,8 +247,8 @@ class Cluster:
 
 
 def _main(folder: Path, proctrack: str) -> None:
-    """The first process of the namespaces: start all, wait for the end of standard input."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the one at the other end of standard input
+    """The first process of the namespaces: start all daemons, wait for the end of standard input."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is meant for the process at the other end of standard input
     socket.sethostname("ctl")
     (folder / "hosts").write_text(_HOSTS)
     (folder / "slurm.conf").write_text(_CONF.format(folder=folder, proctrack=proctrack))
@@ -264,7 +265,7 @@ def _main(folder: Path, proctrack: str) -> None:
         _call("mknod", "-m", "666", str(devices / f"gpu{number}"), "c", "1", "3")
     gres = "\n".join(f"NodeName={node} Name=gpu File={devices}/gpu[0-3]" for node in NODES)
     (folder / "gres.conf").write_text(gres + "\n")
-    _call("mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", "/run")  # munged wants parents open to all
+    _call("mount", "-t", "tmpfs", "-o", "size=8m,mode=755", "tmpfs", "/run")  # munged requires traversable parents
     munge = Path("/run/munge")
     munge.mkdir(mode=0o755)
     key = munge / "key"
@@ -276,20 +277,20 @@ def _main(folder: Path, proctrack: str) -> None:
     _start("slurmctld", "-D")
     for node in NODES:
         _start(*_node(folder, node))
-    while not select.select([sys.stdin], [], [], 0.5)[0]:  # nothing is written to it: it ends
+    while not select.select([sys.stdin], [], [], 0.5)[0]:  # a read returns only at the end of standard input
         while _reap():
             pass
 
 
 def _node(folder: Path, node: str) -> list[str]:
-    """The command that is a node: empty disk, empty memory, its own name."""
+    """The command that is a node: an empty disk, empty memory, a separate host name."""
     tmpfs = "mount -t tmpfs -o size=1g tmpfs"
     script = f"hostname {node} && {tmpfs} {folder}/local && {tmpfs} /dev/shm && exec slurmd -D -N {node}"
     return ["unshare", "--mount", "--uts", "sh", "-c", script]
 
 
 def _reap() -> bool:
-    """The first process is the parent of all whose own has ended."""
+    """Reap orphans: the first process of a namespace is the parent of every process whose parent has ended."""
     try:
         return os.waitpid(-1, os.WNOHANG)[0] > 0
     except ChildProcessError:

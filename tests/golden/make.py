@@ -1,11 +1,11 @@
-"""Write the golden files beside this script: sets, resume tokens and orders, as today's packer writes them.
+"""Write the golden files beside this script: sets, resume tokens and orders, as the current packer writes them.
 
     python tests/golden/make.py
 
-A file that is there is left as it is: what an earlier version has written must stay readable, so it is never made
-again. A new version of a format adds files under its own number; tests/test_golden.py reads all that are here.
+Existing files are left unchanged: files of earlier versions must stay readable, so they are never written again. A new
+version of a format adds files under the new number; tests/test_golden.py reads all files.
 
-    source.tar.xz           what the sets are packed from: images of three kinds, masks, captions, a manifest
+    source.tar.xz           the source of the sets: images of three kinds, masks, captions, a manifest
     set-<version>-<name>.tar.xz   packed sets; version: that of dataset.json
     resume-<version>.json   tokens of loaders, samplers and orders, each with the samples that come after it
 """
@@ -47,7 +47,7 @@ MANY = 1000
 
 
 def write_source(root: Path) -> None:
-    """Eight small images with masks, captions and more columns, in two splits; one has no label, one no mask."""
+    """Eight small images with masks, captions and more columns, in two splits; one image has no label, one no mask."""
     from PIL import Image
 
     root.mkdir()
@@ -68,7 +68,7 @@ def write_source(root: Path) -> None:
 
 
 def convert(to: str) -> Path:
-    """The set of a container, from the folder `source` in the current one."""
+    """Pack a set as one container, from the folder `source` in the current directory."""
     options: dict[str, Any] = {"shards": packer.Shards(samples=4, checksums=True), "run": packer.Run(workers=1)}
     opened = packer.open_source(
         "source/images.csv", split_column="split", fields={"mask:mask": "mask", "caption:text": "caption"}
@@ -77,7 +77,7 @@ def convert(to: str) -> Path:
 
 
 def convert_raw() -> Path:
-    """Pixels without a codec."""
+    """Pack pixels without a codec."""
     opened = packer.open_source("source/images.csv", split_column="split")
     raw = packer.Reencode("raw")
     return packer.convert(
@@ -99,7 +99,7 @@ WRITERS: dict[str, Callable[[], Path]] = {
 
 
 def edit() -> Path:
-    """Sets that were changed; the shards are copies of those of `set-tar`."""
+    """Edited sets; the shards are copies of the shards of `set-tar`."""
     shutil.copytree("set-tar", "set-edited")
     packer.relabel("set-edited", names={"cat": "felis"})
     packer.drop("set-edited", keys=["image-0"])
@@ -117,7 +117,7 @@ def separate() -> Path:
 
 
 def adopt() -> Path:
-    """The index of a tar that another program has written."""
+    """Write the index of a tar file from another program."""
     Path("set-adopted").mkdir()
     with tarfile.open("set-adopted/train-000000.tar", "w", format=tarfile.USTAR_FORMAT) as file:
         for number in (0, 4):
@@ -129,7 +129,7 @@ def adopt() -> Path:
 
 
 def orders(samples: int) -> dict[str, Order]:
-    """An order of each kind, over so many samples."""
+    """An order of each kind, over MANY samples."""
     numbers = np.arange(samples)
     return {
         "sequential": Sequential(samples),
@@ -144,7 +144,8 @@ def orders(samples: int) -> dict[str, Order]:
 
 
 def describe_orders() -> dict[str, Any]:
-    """The result of each order for MANY samples: the first ones, and the CRC32C of all of three epochs as int64."""
+    """The result of each order for MANY samples: the first entries, and the CRC32C of all entries of three epochs as
+    int64."""
     found = {}
     for name, order in orders(MANY).items():
         epochs = [order.indices(epoch, np.arange(len(order))) for epoch in range(3)]
@@ -154,12 +155,12 @@ def describe_orders() -> dict[str, Any]:
 
 
 def sampler_of(order: Order, reader: readers.Reader) -> EpochBatchSampler:
-    """The batches of one rank: of one sample, or those that the order makes."""
+    """The batches of one rank: of one sample each, or as the order groups them."""
     return EpochBatchSampler(order, reader, None if isinstance(order, Bucketed) else 1, rank=0, world_size=1)
 
 
 def tokens(reader: readers.Reader) -> dict[str, Any]:
-    """The token after two batches of epoch 1 of each order, and the batches that come then, of two epochs."""
+    """The token after two batches of epoch 1 of each order, and the following batches of two epochs."""
     found = {}
     for name, order in orders(len(reader)).items():
         sampler = sampler_of(order, reader)
@@ -172,7 +173,7 @@ def tokens(reader: readers.Reader) -> dict[str, Any]:
 
 
 def rest_of(order: Order, reader: readers.Reader, token: Any) -> list[list[list[int]]]:
-    """The batches after a token: of its epoch, and of the next one."""
+    """The batches after a token: those of its epoch, and those of the next one."""
     sampler = sampler_of(order, reader)
     sampler.load_state_dict(token)
     return [list(sampler) for _ in range(2)]
@@ -192,7 +193,7 @@ def inside(folder: Path) -> Iterator[None]:
 
 
 def pack_up(folder: Path, archive: Path) -> None:
-    """A folder as an archive that depends on its content alone."""
+    """Pack a folder into an archive whose bytes depend on its content alone."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.mtime = member.uid = member.gid = 0
@@ -205,7 +206,7 @@ def pack_up(folder: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """The folder that was archived."""
+    """Extract an archive; returns the folder."""
     with tarfile.open(archive) as file:
         file.extractall(folder, filter="data")
     return folder

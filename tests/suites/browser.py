@@ -1,6 +1,6 @@
-"""A headless Chromium, driven over DevTools by two pipes: keys, clicks, what it fetched and what it complained of.
+"""A headless Chromium, driven over DevTools by two pipes: keys, clicks, transfers and complaints.
 
-Every wait is bounded. A page that logs an error or opens a dialog is found by `Page.complaints`.
+Every wait is bounded. `Page.complaints` lists logged errors and dialogs of a page.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Browser:
                 self._changed.notify_all()
 
     def call(self, method: str, session: str | None = None, **parameters: Any) -> dict[str, Any]:
-        """The result of a command of DevTools."""
+        """The result of a DevTools command."""
         with self._changed:
             self._number += 1
             number, message = self._number, {"id": self._number, "method": method, "params": parameters}
@@ -90,8 +90,8 @@ class Browser:
         return result
 
     def open(self, url: str, *, width: int = 1280, height: int = 800, scale: float = 1, dark: bool = False) -> Page:
-        """A new page of this size in CSS pixels. Scripts may use $ and $$ for one element and for all that match."""
-        context = self.call("Target.createBrowserContext")["browserContextId"]  # nothing is cached from other pages
+        """A new page of this size in CSS pixels. Scripts may use $ for one element and $$ for all matching elements."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]  # pages share no cache
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         page = Page(self, self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"])
         for domain in ("Page", "Runtime", "Network", "Log"):
@@ -121,20 +121,20 @@ class Page:
         return self._browser.call(method, self._session, **parameters)
 
     def events(self, method: str) -> list[dict[str, Any]]:
-        """The parameters of the events of this name up to now."""
+        """The parameters of all events of this name so far."""
         events = list(self._browser.events)
         return [
             event["params"] for event in events if (event["method"], event.get("sessionId")) == (method, self._session)
         ]
 
     def js(self, expression: str) -> Any:
-        """The value of an expression, awaited."""
+        """The awaited value of an expression."""
         result = self.call("Runtime.evaluate", expression=expression, awaitPromise=True, returnByValue=True)
         assert "exceptionDetails" not in result, f"{expression}: {result['exceptionDetails']}"
         return result["result"].get("value")
 
     def wait(self, condition: str, seconds: float = 120) -> Any:
-        """The value of an expression as soon as it is true, looked at before each frame."""
+        """The value of an expression as soon as it is true, checked before each frame."""
         script = f"""new Promise((resolve, reject) => {{
             const end = performance.now() + {1000 * seconds};
             const look = () => {{
@@ -155,7 +155,7 @@ class Page:
         self.call("Emulation.setDeviceMetricsOverride", mobile=False, **size)
 
     def key(self, *names: str, control: bool = False) -> None:
-        """Press keys in turn: characters, or names as of KeyboardEvent.key."""
+        """Press keys in turn: characters, or the names of KeyboardEvent.key."""
         for name in names:
             key = {"key": name, "windowsVirtualKeyCode": _KEYS.get(name, ord(name.upper()) if len(name) == 1 else 0)}
             text = {"Enter": "\r"}.get(name, name if len(name) == 1 and not control else "")
@@ -167,7 +167,7 @@ class Page:
         self.call("Input.insertText", text=text)
 
     def click(self, selector: str) -> None:
-        """Click on the middle of an element, as a mouse does."""
+        """Click on the middle of an element like a mouse."""
         script = """(e => { e.scrollIntoView({block: "nearest"}); const b = e.getBoundingClientRect();
                     return [b.x + b.width / 2, b.y + b.height / 2]; })"""
         x, y = self.js(f"{script}(document.querySelector({json.dumps(selector)}))")
@@ -179,7 +179,7 @@ class Page:
 
     @property
     def transfers(self) -> list[tuple[str, int]]:
-        """(address, bytes on the wire with headers) of what was fetched up to now."""
+        """(address, bytes on the wire with headers) of all transfers so far."""
         urls = {event["requestId"]: event["request"]["url"] for event in self.events("Network.requestWillBeSent")}
         done = self.events("Network.loadingFinished")
         return [
@@ -188,7 +188,7 @@ class Page:
 
     @property
     def complaints(self) -> list[str]:
-        """Exceptions, errors and warnings of the console (what the policy forbids is one), and dialogs."""
+        """Exceptions, errors and warnings of the console (including violations of the policy), and dialogs."""
         thrown = [event["exceptionDetails"] for event in self.events("Runtime.exceptionThrown")]
         logged = [event["entry"] for event in self.events("Log.entryAdded")]
         called = [event for event in self.events("Runtime.consoleAPICalled") if event["type"] in ("error", "assert")]
@@ -200,21 +200,21 @@ class Page:
         self._forgiven += len(self.complaints)
 
     def close(self) -> None:
-        """Close it, once; nothing is fetched any more."""
+        """Close the page, once; it fetches nothing afterwards."""
         if not self._is_closed:
             self._is_closed = True
             self.call("Page.close")
 
 
 class _RangeHandler(SimpleHTTPRequestHandler):
-    """Files as a plain web server gives them, with one range."""
+    """Serves files like a plain web server, with one range."""
 
     protocol_version = "HTTP/1.1"
     answers_ranges = True
     extensions_map = {**SimpleHTTPRequestHandler.extensions_map, ".js": "text/javascript"}
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
     def do_GET(self) -> None:
         path = Path(self.translate_path(self.path))
@@ -243,12 +243,13 @@ class _RangeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A browser that goes away."""
+        """Ignore a browser that disconnects."""
 
 
 @contextmanager
 def range_server(folder: Path, *, answers_ranges: bool = True) -> Iterator[str]:
-    """The address of a web server over a folder, which answers Range requests or sends all of a file."""
+    """The address of a web server over a folder. ranges: whether it answers Range requests or always sends the whole
+    file."""
     handler = type("Handler", (_RangeHandler,), {"answers_ranges": answers_ranges})
     with _RangeServer(("127.0.0.1", 0), partial(handler, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)

@@ -1,4 +1,4 @@
-"""Containers as other programs write them, made by hand: archives, records of TFRecord, HDF5 files."""
+"""Containers as other programs write them, made by hand: archives, TFRecord records, HDF5 files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ BLOCK = 512  # of a tar
 
 
 def block(name: bytes, size: bytes | int, kind: bytes = b"0") -> bytes:
-    """A tar header with a right checksum. size: the 12 bytes of the field, or a number."""
+    """A tar header with a correct checksum. size: the 12 bytes of the field, or a number."""
     field = b"%011o\0" % size if isinstance(size, int) else size.ljust(12, b"\0")
     head = name.ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2 + field + b"00000000000\0" + b" " * 8 + kind
     head += bytes(100) + b"ustar\x0000" + bytes(247)
@@ -50,7 +50,7 @@ def block(name: bytes, size: bytes | int, kind: bytes = b"0") -> bytes:
 
 
 def tar_of(*members: tuple[str, bytes] | tarfile.TarInfo, format: int = tarfile.GNU_FORMAT, end: bool = True) -> bytes:
-    """A tar of files (name, content), and of members as they are; without the zeros that end it unless `end`."""
+    """A tar of files (name, content), and of members as raw bytes; the zeros at the end are left out unless `end`."""
     memory = io.BytesIO()
     with tarfile.open(fileobj=memory, mode="w", format=format) as archive:
         for member in members:
@@ -80,7 +80,7 @@ def varint(value: int) -> bytes:
 
 
 def message(number: int, data: bytes, length: int | None = None) -> bytes:
-    """A length-delimited field; `length` states another length than that of the data."""
+    """A length-delimited field; `length` states a length other than that of the data."""
     return varint(number << 3 | 2) + varint(len(data) if length is None else length) + data
 
 
@@ -110,12 +110,12 @@ def record(data: bytes, damaged: bool = False) -> bytes:
 
 
 def rec_of(images: Sequence[bytes], labels: Sequence[int]) -> bytes:
-    """Records of MXNet."""
+    """MXNet records."""
     records = [struct.pack("<IfQQ", 0, label, 0, 0) + data for data, label in zip(images, labels, strict=True)]
     return b"".join(struct.pack("<II", 0xCED7230A, len(data)) + data + bytes(-len(data) % 4) for data in records)
 
 
-# --- HDF5: each layout fills a file with encoded images and their labels ---
+# --- HDF5: each layout fills a file with encoded images and labels ---
 Layout = Callable[..., None]
 
 
@@ -162,7 +162,7 @@ HDF5_LAYOUTS: dict[str, Layout] = {
 
 
 def hdf5_of(path: Path, fill: Callable[..., object], *arguments: Any, **options: Any) -> Path:
-    """A file that `fill` fills; arguments: of `fill`, after the open file."""
+    """A file that `fill` fills; arguments: those of `fill` after the open file."""
     with h5py.File(path, "w") as file:
         fill(file, *arguments, **options)
     return path

@@ -1,12 +1,13 @@
 """The promises of each feed of batches.
 
-A loop over a feed is one epoch: the samples of its order, each once (tail "exact"), the image and the label of a row of
-the same sample. The order follows from seed and epoch alone, so it is the same in every run, on any number of ranks
-together, and in every feed. A loop begins with its first batch; one that is left early ends its epoch, and the next
-loop is of the next one.
+A loop over a feed is one epoch: the samples in their order, each once (tail "exact"), with image and label of a row
+from the same sample. The order depends on seed and epoch alone, so it is the same in every run, on any number of ranks
+together, and in every feed. A loop begins with its first batch. Leaving a loop early ends its epoch; the next loop is
+the next epoch.
 
-A state is plain data, the same on every rank. What is resumed from it, on as many ranks or on others, begins with the
-first batch that was not handed out: nothing is lost, nothing comes twice. `on_error` says what happens to a bad sample.
+A state is plain data, the same on every rank. A run resumed from it, on the same or another number of ranks, begins
+with the first batch that was not handed out: no sample is lost or repeated. `on_error` decides what happens to a bad
+sample.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ BAD = (5, 7)
 
 @dataclass(frozen=True)
 class Options:
-    """How a feed is opened."""
+    """Options to open a feed with."""
 
     reader: Any
     rank: int = 0
@@ -58,7 +59,7 @@ class Rows(NamedTuple):
 
 
 class Feed(Protocol):
-    """What the suite needs of one; a subclass may have to wrap what it tests."""
+    """The interface of a feed that the suite needs; a subclass may wrap the feed under test."""
 
     def __iter__(self) -> Iterator[Rows]: ...
     def __len__(self) -> int: ...
@@ -74,14 +75,14 @@ def expected(epoch: int, seed: int = SEED) -> list[int]:
 
 
 def labels_of(batch: Rows) -> list[int]:
-    """Of a batch whose images match its labels."""
+    """The labels of a batch, whose images must match them."""
     assert batch.images.shape == (len(batch.labels), 3, SIDE, SIDE)
-    assert numbers_of(batch.images, 0, 1) == batch.labels, "an image has another one's label"
+    assert numbers_of(batch.images, 0, 1) == batch.labels, "an image has the label of another"
     return batch.labels
 
 
 def epoch_of(feed: Feed) -> list[int]:
-    """The samples of a whole loop."""
+    """The samples of a complete loop."""
     return [label for batch in feed for label in labels_of(batch)]
 
 
@@ -91,19 +92,19 @@ def dealt(parts: list[list[int]]) -> list[int]:
 
 
 class FeedSuite:
-    """Subclasses say how to `open` a feed."""
+    """The contract of a feed. Subclasses implement `open`."""
 
     def open(self, options: Options) -> Feed:
         raise NotImplementedError
 
     @pytest.fixture
     def options(self, tmp_path: Path) -> Options:
-        """Samples of different colours; the label is the number."""
+        """Samples of different colours; the label is the sample number."""
         return Options(folder_of(tmp_path / "whole", {number: solid(number) for number in range(COUNT)}))
 
     @pytest.fixture
     def opened(self) -> Iterator[Any]:
-        """Opens feeds that are closed at the end."""
+        """Opens feeds and closes them at the end."""
         feeds: list[Feed] = []
 
         def open(options: Options) -> Feed:
@@ -125,12 +126,12 @@ class FeedSuite:
         assert epoch_of(opened(replace(options, seed=9))) == expected(0, 9) != expected(0)
         assert epoch_of(opened(replace(options, shuffle=False))) == list(range(COUNT))
 
-    def test_an_epoch_of_its_number(self, opened: Any, options: Options) -> None:
+    def test_an_epoch_can_be_chosen_by_number(self, opened: Any, options: Options) -> None:
         feed = opened(options)
         for epoch in (5, 1, 1):
             feed.set_epoch(epoch)
             assert epoch_of(feed) == expected(epoch)
-        assert epoch_of(feed) == expected(2), "the next one by default"
+        assert epoch_of(feed) == expected(2), "the next loop is not the next epoch"
 
     @pytest.mark.parametrize("ranks", [2, 3])
     def test_ranks_share_an_epoch(self, opened: Any, options: Options, ranks: int) -> None:
@@ -138,23 +139,23 @@ class FeedSuite:
         for epoch in range(2):
             parts = [epoch_of(feed) for feed in feeds]
             assert dealt(parts) == list(range(COUNT)), f"epoch {epoch}"
-        assert len({len(feed) for feed in feeds}) == 1, "a rank would wait for the others"
+        assert len({len(feed) for feed in feeds}) == 1, "ranks have different numbers of batches"
 
-    def test_the_end_that_ranks_do_not_share_evenly(self, opened: Any, options: Options) -> None:
+    def test_the_remainder_of_an_epoch(self, opened: Any, options: Options) -> None:
         for tail, total in (("drop_last", (COUNT - 2, COUNT)), ("pad", (COUNT, COUNT + 2 * BATCH))):
             parts = [epoch_of(opened(replace(options, rank=rank, world_size=2, tail=tail))) for rank in range(2)]
             assert len(parts[0]) == len(parts[1]) and total[0] - 2 * BATCH <= len(dealt(parts)) <= total[1]
-            assert len(set(dealt(parts))) == min(COUNT, len(dealt(parts))), "dropped or repeated, not both"
+            assert len(set(dealt(parts))) == min(COUNT, len(dealt(parts))), "samples are both dropped and repeated"
 
     # --- places ---------------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("after", [0, 2, 6])
-    def test_resumed_where_it_stopped(self, opened: Any, options: Options, after: int) -> None:
+    def test_resuming_continues_with_the_next_batch(self, opened: Any, options: Options, after: int) -> None:
         feed = opened(options)
         epoch_of(feed)
         loop = iter(feed)
         seen = [label for batch in islice(loop, after) for label in labels_of(batch)]
         state = json.loads(json.dumps(feed.state_dict()))
-        again = opened(replace(options, seed=99))  # the state's own seed counts
+        again = opened(replace(options, seed=99))  # the seed of the state counts
         again.load_state_dict(state)
         if 0 < after < 6:
             assert seen + epoch_of(again) == expected(1)
@@ -163,7 +164,7 @@ class FeedSuite:
         assert epoch_of(again) == expected(3 if after == 6 else 2)
 
     @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
-    def test_resumed_on_another_number_of_ranks(self, opened: Any, options: Options, before: int, after: int) -> None:
+    def test_resuming_on_another_number_of_ranks(self, opened: Any, options: Options, before: int, after: int) -> None:
         feeds = [opened(replace(options, rank=rank, world_size=before, batch_size=2)) for rank in range(before)]
         seen, states = [], []
         for feed in feeds:
@@ -175,9 +176,9 @@ class FeedSuite:
         for feed in again:
             feed.load_state_dict(states[0])
         assert dealt([*seen, *map(epoch_of, again)]) == list(range(COUNT))
-        assert dealt([epoch_of(feed) for feed in again]) == list(range(COUNT)), "the epoch after it is whole"
+        assert dealt([epoch_of(feed) for feed in again]) == list(range(COUNT)), "the following epoch is incomplete"
 
-    def test_a_state_of_another_set(self, opened: Any, options: Options, tmp_path: Path) -> None:
+    def test_a_state_of_another_set_is_refused(self, opened: Any, options: Options, tmp_path: Path) -> None:
         state = opened(options).state_dict()
         folder = Path(shutil.copytree(tmp_path / "whole", tmp_path / "other"))
         (folder / "005" / "image5.jpg").rename(folder / "005" / "another.jpg")
@@ -195,7 +196,7 @@ class FeedSuite:
         assert epoch_of(feed) == expected(2)
 
     def test_two_loops_at_once_share_no_batch(self, opened: Any, options: Options) -> None:
-        """The second is the next epoch; the first continues in its own, or ends, or says what is wrong."""
+        """The second loop is the next epoch; the first continues in its own epoch, or ends, or raises a clear error."""
         feed = opened(options)
         first = iter(feed)
         begun = labels_of(next(first))

@@ -1,6 +1,6 @@
 """Runs a script without the system calls that Windows, or macOS, lacks: python foreign_system.py PLATFORM SCRIPT
 
-Modules that the standard library has loaded for Linux stay as they are, so a packer that starts processes is not shown.
+Modules that the standard library has loaded for Linux stay loaded, so starting processes is not tested.
 """
 
 import concurrent.futures.process  # noqa: F401

@@ -1,4 +1,5 @@
-"""Layouts of sources as a table: what writes a small set of each and what it has; the contract runs on each."""
+"""Layouts of sources as a table: how to write a small source of each, and its expected content. The contract runs on
+each."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ PICTURES = [make_jpeg(number, SIZE) for number in range(14)]
 
 @dataclass(frozen=True)
 class Layout:
-    """write: makes the set below a folder, and gives the path of the source. truth: what it has, by its path.
+    """write: makes the source below a folder and returns its path. truth: the expected content for a path.
 
-    data: which of its files hold samples; unused: files that nothing reads; whole: samples are files as they are;
-    folder: its files are all those of its folder; options: of `open_source`; inside: attributes of the source, with
-    which it is listed in this process; damages, changed_bytes: as in `SourceSuite`.
+    data: patterns of the files that hold samples; unused: files that are never read; whole: samples are whole files;
+    folder: the source is all files of its folder; options: of `open_source`; inside: attributes to set on the source so
+    that it is listed in this process; damages, changed_bytes: as in `SourceSuite`.
     """
 
     write: Callable[[Path], Path]
@@ -51,7 +52,7 @@ class Layout:
 
 
 class LayoutSuite(SourceSuite):
-    """Subclasses are parametrised by `layout`."""
+    """The contract of a source for each layout; subclasses are parametrised by `layout`."""
 
     layout: Layout
 
@@ -82,7 +83,7 @@ class LayoutSuite(SourceSuite):
 
 
 def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """A table of the kind that its name says; a CSV has nothing for None."""
+    """Write a table in the format of its suffix; in a CSV None is an empty cell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
@@ -96,7 +97,7 @@ def write_table(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def values(source: Any, split: str = "train") -> dict[str, dict[str, Any]]:
-    """The decoded fields of each sample besides its image, by key."""
+    """The decoded fields of each sample except the image, by key."""
     kinds = source.list(None).fields
     return {
         key: {
@@ -115,14 +116,14 @@ def decoded(data: bytes | None) -> np.ndarray:
 
 
 def refusal(path: Path | str, **options: Any) -> str:
-    """The message with which a listing is refused."""
+    """The message of the error that listing raises."""
     with pytest.raises(SourceError) as refused:
         packer.open_source(path, **options).list(None)
     return str(refused.value)
 
 
 def pack_error(path: Path, out: Path, kind: type[Exception] = BadSampleError) -> str:
-    """The message with which a conversion ends, which leaves no set behind."""
+    """The message of the error that a conversion raises; no set is left behind."""
     with pytest.raises(kind) as refused:
         packer.convert(path, "tar", out, run=packer.Run(workers=1))
     assert not (out / "dataset.json").exists()

@@ -1,4 +1,4 @@
-"""Python programs and commands of packer, run as users run them: what they say is captured, and they end in time."""
+"""Python programs and packer commands, run as users run them, with captured output and a time limit."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class Notes(Silent):
 
 
 def run_python(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Python with arguments, such as "-c" and a script. options: of subprocess.run, beyond the usual ones."""
+    """Run Python with arguments, such as "-c" and a script. options: further options of subprocess.run."""
     usual = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "timeout": 180, "check": False}
     return subprocess.run([sys.executable, *map(str, arguments)], **{**usual, **options})
 
 
 def run_packer(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """A command of packer: a fork of a process that is ready for it, unless it needs a new one (see `suites.warm`)."""
+    """Run a packer command: as a fork of a warm process, or as a new process where it needs one (see `suites.warm`)."""
     if not set(options) - {"cwd", "env", "timeout", "check", "stderr"}:
         environment, seconds = options.get("env") or os.environ, options.get("timeout", 180)
         words, joined = [str(word) for word in arguments], options.get("stderr") == subprocess.STDOUT
@@ -47,10 +47,10 @@ def run_packer(*arguments: object, **options: Any) -> subprocess.CompletedProces
 
 
 def run_cases(*cases: Path, which: str = "not faults", seconds: float | None = 600) -> None:
-    """The tests of files that are not collected, in a process of their own: those with the mark, or without it.
+    """Run the tests of files that are not collected in a separate process: those with the mark, or those without it.
 
-    For what leaves threads and state in its process, which forks of other tests would inherit, or which theirs would
-    spoil. Raises AssertionError.
+    For tests that leave threads and state in their process, which forks in other tests would inherit, or that such
+    state would disturb. Raises AssertionError.
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     options = ("-q", "-s", "-rs", "-p", "no:cacheprovider", "-m", which)

@@ -1,4 +1,4 @@
-"""The promises of every backend of the shared cache. A subclass says how to open one."""
+"""The promises of every backend of the shared cache. A subclass opens the backend."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CAPACITY = 1 << 20
 
 
 def sample(slot: int, length: int | None = None) -> bytes:
-    """Bytes that no other slot has."""
+    """Bytes that differ from those of every other slot."""
     length = 100 + 997 * slot % 5000 if length is None else length
     return np.random.default_rng(slot).bytes(length)
 
@@ -39,7 +39,7 @@ class SharedCacheSuite:
         with self.open() as cache:
             yield cache
 
-    def test_what_is_put_is_what_is_got(self, cache: SharedByteCache) -> None:
+    def test_get_returns_the_bytes_that_were_put(self, cache: SharedByteCache) -> None:
         assert cache.slots == SLOTS and cache.capacity_bytes == CAPACITY and cache.used_bytes == 0 and not cache.full
         for slot in range(SLOTS):
             assert cache.get(slot) is None and not cache.has(slot) and not cache.check(slot)
@@ -70,28 +70,28 @@ class SharedCacheSuite:
         gc.collect()
         assert view == b"stays"
 
-    def test_slots_outside(self, cache: SharedByteCache) -> None:
+    def test_slots_out_of_range(self, cache: SharedByteCache) -> None:
         cache.put(SLOTS - 1, b"last")
         for slot in (-1, -SLOTS, -SLOTS - 1, SLOTS, 1 << 70):
             for call in (cache.get, cache.has, cache.check, cache.drop, lambda slot: cache.put(slot, b"")):
                 with pytest.raises(IndexError):
                     call(slot)
 
-    def test_dropped_bytes_are_gone_and_the_slot_is_not(self, cache: SharedByteCache) -> None:
+    def test_dropping_frees_the_slot_for_new_bytes(self, cache: SharedByteCache) -> None:
         cache.put(3, b"wrong")
         cache.drop(3)
         cache.drop(3)
         assert cache.get(3) is None and not cache.has(3) and not cache.present().any()
         assert cache.put(3, b"right") and cache.get(3) == b"right" and cache.stats().dropped == 1
 
-    def test_what_does_not_fit_is_not_taken(self, cache: SharedByteCache) -> None:
+    def test_bytes_that_do_not_fit_are_not_stored(self, cache: SharedByteCache) -> None:
         taken = [slot for slot in range(SLOTS) if cache.put(slot, sample(slot, 100_000))]
         assert taken == list(range(10)) and cache.full and cache.used_bytes <= CAPACITY
-        assert cache.put(20, sample(20, 1000)), "a smaller one still fits"
+        assert cache.put(20, sample(20, 1000)), "a smaller sample does not fit any more"
         assert not cache.put(21, bytes(CAPACITY + 1))
         assert [slot for slot in range(SLOTS) if cache.get(slot) is not None] == [*taken, 20]
 
-    def test_counting(self, cache: SharedByteCache) -> None:
+    def test_counts(self, cache: SharedByteCache) -> None:
         cache.count(hits=3, hit_bytes=300, misses=1)
         cache.count(passed=2, hits=1)
         stats = cache.stats()

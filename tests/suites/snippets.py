@@ -1,22 +1,22 @@
-"""The code of README.md and docs, run as it is printed.
+"""The code blocks of README.md and docs, run as printed.
 
-A fence's first word says what happens to the block, and words behind it change that:
+The first word of a fence decides what happens to the block; further words modify that:
 
     python                runs; the blocks of a page share their names, as in a notebook
     python needs=NAME     runs where that package is installed (needs=a,b: both); otherwise it is only parsed
     bash                  runs, by sh -eu
     console               lines that begin with "$ " run, by sh; the lines that follow are what they print
-    … parse               does not run, because it needs a cluster, a network or a GPU: Python is compiled and what it
-                          imports of ours is looked up; of a script each line of packer is parsed by the command itself;
-                          what follows "parse:" is the reason
+    … parse               does not run, because it needs a cluster, a network or a GPU: Python is compiled, and its
+                          imports from this project are looked up; packer lines of a script are parsed by the command;
+                          the text after "parse:" is the reason
     … file=NAME           is written to this file, for later blocks of the page
 
-Other languages are not touched. Blocks in an HTML comment run and are not shown. A line of packer or Python without
-anything that only a shell understands is a fork of a process that is ready, as are the ranks that torchrun would start:
-that saves what their imports take.
+Blocks in other languages are ignored. Blocks in an HTML comment run and are not shown. A packer or Python line without
+shell syntax is a fork of a warm process, as are the ranks that torchrun would start: that saves the time of their
+imports.
 
-In what is printed … stands for anything in its line, and a line of … for any lines. Progress, numbers, units behind
-them, bars and runs of spaces are not compared, so that a page can show what a real set gives.
+In printed output … matches any text within a line, and a line with only … matches any lines. Progress, numbers, units
+after them, bars and runs of spaces are not compared, so that a page can show the output for a real set.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _SECONDS = 300
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block. line: of its first line of text, from 1."""
+    """A fenced block. line: the number of its first line of text, from 1."""
 
     page: str
     line: int
@@ -78,7 +78,7 @@ class Block:
         return self.language in RUN and "parse" not in self.words and not self.option("file")
 
     def option(self, name: str) -> str:
-        """The value of a word name=VALUE, or nothing."""
+        """The value of a word name=VALUE, or ""."""
         return next((word[len(name) + 1 :] for word in self.words if word.startswith(f"{name}=")), "")
 
 
@@ -86,7 +86,7 @@ def blocks_of(path: Path) -> list[Block]:
     text, found = path.read_text(encoding="utf-8"), []
     for fence in _FENCE.finditer(text):
         language, *words = fence["info"].split() or [""]
-        if "parse:" in words:  # what follows is the reason
+        if "parse:" in words:  # the following words are the reason
             words[words.index("parse:") :] = ["parse"]
         line = text.count("\n", 0, fence.start()) + 2
         found.append(Block(path.name, line, language, tuple(words), textwrap.dedent(fence["text"])))
@@ -95,13 +95,14 @@ def blocks_of(path: Path) -> list[Block]:
 
 @dataclass
 class Place:
-    """Folders to copy for each page: imagenette2 and packed sets of it, small, with the names of the real ones."""
+    """Folders to copy for each page: imagenette2 and packed sets of it, all small, with the names of the full-size
+    ones."""
 
     root: Path
     made: set[str] = field(default_factory=set)
 
     def copy(self, blocks: Sequence[Block], to: Path) -> None:
-        """Those that the blocks of a page name, but for sets that they make themselves."""
+        """Copy the folders that the blocks of a page name, except sets that the blocks make themselves."""
         to.mkdir()
         text = "".join(block.text for block in blocks)
         run = "".join(block.text for block in blocks if block.runs)
@@ -136,10 +137,10 @@ class Place:
 
 
 class Page:
-    """Runs the blocks of a page, in the current folder."""
+    """Runs the blocks of a page in the current folder."""
 
     def __init__(self, programs: Path) -> None:
-        """programs: a folder for `packer` and `python`, as a shell finds them."""
+        """programs: a folder with `packer` and `python`, as a shell looks for them."""
         self.names: dict[str, Any] = {"__name__": "__main__"}
         programs.mkdir(exist_ok=True)
         for name, arguments in (("packer", "-m packer "), ("python", ""), ("python3", "")):
@@ -153,7 +154,7 @@ class Page:
         }
 
     def do(self, block: Block) -> None:
-        """Run a block, or what may be done with it."""
+        """Run a block, or the part of it that can run."""
         missing = [name for name in block.option("needs").split(",") if name and not _installed(name)]
         if name := block.option("file"):
             Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -209,7 +210,7 @@ class Page:
         return _forked(words[6:], ranks)
 
     def _together(self, steps: Sequence[tuple[str, str]]) -> list[tuple[str, int]]:
-        """Commands of one shell: the output of each, and its exit status."""
+        """Run commands in one shell; returns the output and the exit status of each."""
         mark, lines = "\x1e", []
         for command, _ in steps:
             lines += [command, f"status=$?; printf '{mark}%d{mark}' $status; (exit $status)"]
@@ -231,7 +232,7 @@ def _installed(name: str) -> bool:
 
 
 def _steps(block: Block) -> list[tuple[str, str]]:
-    """Of a console: each command, and what it should print."""
+    """The commands of a console block, each with its expected output."""
     steps: list[tuple[str, str]] = []
     continued = False
     for line in block.text.splitlines(keepends=True):
@@ -253,7 +254,7 @@ def _lines(script: str) -> list[str]:
 
 
 def _simple(command: str) -> list[str]:
-    """The words of a line of packer, Python or torchrun that needs no shell; otherwise none."""
+    """The words of a packer, Python or torchrun line that needs no shell; otherwise none."""
     bare = re.sub(r"'[^']*'", "", re.sub(r"(^|\s)#.*", "", command))
     words = [] if re.search(r"[$*?`~|;&<>(){}\\\[]", bare) else shlex.split(command, comments=True)
     if words[:1] == ["packer"]:
@@ -262,16 +263,17 @@ def _simple(command: str) -> list[str]:
 
 
 def _forked(words: Sequence[str], processes: Sequence[dict[str, str]]) -> tuple[str, int]:
-    """What forks of this process print that run a file with arguments, each with these variables; and their status."""
+    """The output of forks of this process that run a file with arguments, one fork for each set of variables; and their
+    status."""
 
     def work(variables: dict[str, str], output: str) -> None:
-        sys.stdout = sys.stderr = file = open(output, "a", encoding="utf-8")  # the end of the process closes it
+        sys.stdout = sys.stderr = file = open(output, "a", encoding="utf-8")  # the end of the process closes the file
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         os.environ.update(variables)
         sys.argv, sys.path[:0] = list(words), [os.getcwd()]
         if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(1)  # threads of this process are not in its forks
+            sys.modules["torch"].set_num_threads(1)  # a fork does not inherit the threads of this process
         runpy.run_path(words[0], run_name="__main__")
 
     with tempfile.NamedTemporaryFile() as output:
@@ -306,7 +308,7 @@ def matches(expected: str, output: str) -> bool:
 
 
 def _parse_python(block: Block) -> None:
-    """Compile a block, and look up what it imports of our packages."""
+    """Compile a block, and look up its imports from our packages."""
     tree = ast.parse(block.text, str(block))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in OURS:
@@ -317,7 +319,7 @@ def _parse_python(block: Block) -> None:
 
 
 def _module(name: str) -> Any:
-    """A module; None for a module of packer that needs a package which is not installed."""
+    """A module; None for a module of packer that needs a package that is not installed."""
     assert importlib.util.find_spec(name), f"there is no module {name}"
     try:
         return importlib.import_module(name)
@@ -327,7 +329,7 @@ def _module(name: str) -> Any:
 
 
 def _parse_shell(block: Block) -> None:
-    """Parse a script by sh, and its lines of packer by the commands themselves."""
+    """Parse a script with sh, and its packer lines with the commands themselves."""
     script = block.text
     if block.language == "console":
         script = "\n".join(command for command, _ in _steps(block))
@@ -337,7 +339,7 @@ def _parse_shell(block: Block) -> None:
 
 
 def _parse_commands(script: str, where: str) -> None:
-    """Parse every `packer …` of a script, values included. Variables count as 1."""
+    """Parse every `packer …` of a script, including option values. Variables are replaced by 1."""
     for arguments in _commands_in(script):
         try:
             _parse_packer(arguments)
@@ -364,9 +366,10 @@ def _commands_in(script: str) -> Iterator[list[str]]:
 
 
 def _parse_packer(arguments: Sequence[str]) -> None:
-    """Parse the arguments of packer as the command does, but that files need not exist.
+    """Parse the arguments of packer as the command does, except that files need not exist.
 
-    Raises click.ClickException for an unknown command or option, or a value that is not valid."""
+    Raises click.ClickException for an unknown command or option, or a value that is not valid.
+    """
 
     def unchecked(self: click.Path, value: Any, param: Any, ctx: Any) -> Any:
         return self.coerce_path_result(value)

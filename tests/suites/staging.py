@@ -1,4 +1,4 @@
-"""Processes that stage a set slowly, the state of a target, and what to expect of a copy."""
+"""Processes that stage a set slowly, the state of a target, and the expected content of a copy."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ except readers.PackerError as error:
 
 
 def staged(source: Path | str, target: Path, **options: Any) -> Path:
-    """Stage a set and release the copy, which stays."""
+    """Stage a set and release the copy, which stays on disk."""
     with readers.stage(source, target, **options) as local:
         return local
 
 
 def refused(message: str, source: Path | str, target: Path, **options: Any) -> None:
-    """Staging must end with this message."""
+    """Check that staging fails with this message."""
     with pytest.raises(readers.StagingError, match=message):
         staged(source, target, **options)
 
 
 @contextlib.contextmanager
 def tmpfs(folder: Path, size: str, inodes: str = "0") -> Iterator[Path]:
-    """A filesystem of that size. Skips the test without the right to mount one."""
+    """A tmpfs of this size. Skips the test without the right to mount one."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size},nr_inodes={inodes}", "tmpfs", folder]
     try:
@@ -71,12 +71,12 @@ def tmpfs(folder: Path, size: str, inodes: str = "0") -> Iterator[Path]:
 
 
 def size_of(path: Path) -> int:
-    """Bytes of a set or a copy that are staged, without the records of staging."""
+    """The bytes of the staged files of a set or a copy, without the records of staging."""
     return sum(len(data) for name, data in staged_files_of(path).items() if ".staging" not in Path(name).parts)
 
 
 def start(source: Path, to: Path | str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-    """A process that stages and reads, in a session of its own."""
+    """A process in a session of its own that stages and reads."""
     command = [sys.executable, "-c", SCRIPT, str(source), str(to), json.dumps(options)]
     env = {**os.environ, **(environ or {})}
     return subprocess.Popen(
@@ -85,7 +85,7 @@ def start(source: Path, to: Path | str, environ: dict[str, str] | None = None, *
 
 
 def result(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a process of `start` staged; it must have ended well."""
+    """The results of a process from `start`, which must have succeeded."""
     out, errors = process.communicate(timeout=DEADLINE)
     assert process.returncode == 0, errors
     staged: dict[str, Any] = json.loads(out.splitlines()[0])
@@ -107,18 +107,18 @@ def copy_of(to: Path) -> Path | None:
 
 
 def leader_of(to: Path) -> int | None:
-    """The process that copies now, by the names of its temporary files."""
+    """The process that is copying now, by the names of its temporary files."""
     parts = list(to.glob("packer-staged-*/*/.staging/part-*"))
     return int(parts[0].name.split("-")[1]) if parts else None
 
 
 def staged_files_of(root: Path) -> dict[str, bytes]:
-    """The files of a set that are staged: all but those for people without packer."""
+    """The files of a set that are staged: all but those for readers without packer."""
     return {path: data for path, data in files_of(root).items() if path not in DOCUMENTS}
 
 
 def assert_whole(local: Path, source: Path) -> None:
-    """A copy holds the bytes of its source, and nothing half-made."""
+    """Check that a copy holds the bytes of its source and no unfinished files."""
     copied = {path: data for path, data in files_of(local).items() if not path.startswith(".staging/")}
     assert copied == staged_files_of(source)
     assert not list((local / ".staging").glob("part-*"))

@@ -1,14 +1,13 @@
-"""Training programs on several ranks: run as they are printed, recorded, killed at random and started again.
+"""Training programs on several ranks: run as printed, recorded, killed at random and restarted.
 
 A program is a script of examples/. Its ranks are forked, since the frameworks take seconds to import, and have the
-environment of torchrun. What they train on is seen where they compute their loss, by a `cross_entropy` that writes a
-line to a pipe for each batch: the labels, which in these sets name the samples, and the loss. What is in a pipe
-outlives a SIGKILL.
+environment of torchrun. A wrapped `cross_entropy` records what they train on: for each batch it writes a line to a
+pipe, with the labels, which in these sets identify the samples, and the loss. Data in a pipe survives a SIGKILL.
 
-An attempt continues a run if its steps, samples and losses, are those of the undisturbed run from some step on that
-the attempts before it have reached. A loss depends on the weights, so a loader that is not where the weights are, or
-weights that have missed a step, show. Then the surviving history of the attempts, in which a step after the last
-checkpoint counts when it is made again, is the undisturbed run: nothing lost, nothing twice.
+An attempt continues a run if its steps, with samples and losses, equal those of the undisturbed run from a step on that
+the earlier attempts have reached. A loss depends on the weights, so the losses reveal a loader at another position than
+the weights, or weights that missed a step. The surviving history of the attempts, in which repeated steps after the
+last checkpoint replace the first ones, is then the undisturbed run: no sample lost or repeated.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _TOLERANCE = 1e-4  # relative: sums of floats in another order
 
 @dataclass(frozen=True)
 class Step:
-    """The samples of a step, rank by rank; its mean loss; the losses of the ranks."""
+    """The samples of a step, by rank; its mean loss; the losses of the ranks."""
 
     samples: list[int]
     loss: float
@@ -53,7 +52,7 @@ class Step:
 
 @dataclass
 class Tally:
-    """What `disturb` has done."""
+    """Counts of what `disturb` did."""
 
     kills: int = 0
     attempts: int = 0
@@ -62,12 +61,12 @@ class Tally:
 
 
 def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[int, float] | None = None) -> list[Step]:
-    """The steps that a program has made on so many ranks.
+    """The steps of a program on this number of ranks.
 
-    kill: (steps, seconds): all ranks are killed that long after the first rank has begun so many steps. With 0 seconds
-        it waits there until it is killed, however busy the machine is.
+    kill: (steps, seconds): all ranks are killed this many seconds after the first rank has begun this many steps. With
+    0 seconds the rank waits there until it is killed, however busy the machine is.
 
-    Raises AssertionError where it fails by itself, or takes too long.
+    Raises AssertionError if the program fails by itself or takes too long.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -103,9 +102,9 @@ def disturb(
 ) -> Tally:
     """Run a program to its end, with kills at random moments, each time on a number of ranks from `worlds`.
 
-    whole: its undisturbed run on each number of ranks.
+    whole: the undisturbed run on each number of ranks.
 
-    Raises AssertionError where an attempt does not continue the run.
+    Raises AssertionError if an attempt does not continue the run.
     """
     tally, reached, first, total = Tally(), 0, draw.choice(worlds), len(whole[min(whole)])
     ranks = first
@@ -126,11 +125,11 @@ def disturb(
 
 
 def continues_at(whole: Sequence[Step], made: Sequence[Step], reached: int, exact: bool = True) -> int:
-    """The step of the undisturbed run, at most `reached`, that an attempt has begun with.
+    """The step of the undisturbed run, at most `reached`, at which an attempt begins.
 
-    exact: its losses are the same numbers, not only nearly so.
+    exact: its losses are exactly equal, not only close.
 
-    Raises AssertionError where its steps are not those of the undisturbed run from there on.
+    Raises AssertionError if its steps differ from the undisturbed run after that.
     """
     begins = [step for step in range(min(reached, len(whole) - 1) + 1) if whole[step].samples == made[0].samples]
     assert begins, f"begins with {made[0].samples}, which no step up to {reached} of the undisturbed run has"
@@ -152,7 +151,7 @@ def _together(lines: Sequence[dict[str, Any]]) -> Step:
 def _receive(
     receiver: int, children: Sequence[int], kill: tuple[int, float] | None
 ) -> tuple[list[dict[str, Any]], str]:
-    """What the ranks wrote until all of them ended, or one failed, or they were killed; and the failure."""
+    """The lines that the ranks wrote until all of them ended, or one failed, or they were killed; and the failure."""
     lines: list[dict[str, Any]] = []
     rest, deadline, killed = b"", time.monotonic() + _SECONDS, False
     while True:
@@ -168,7 +167,7 @@ def _receive(
             if time.monotonic() < deadline:
                 continue
             for child in children:
-                os.kill(child, signal.SIGUSR1)  # where it is, for the failure
+                os.kill(child, signal.SIGUSR1)  # prints the stack for the failure message
             time.sleep(1.0)
             return lines, f"not done after {_SECONDS:.0f} s"
         data = os.read(receiver, 1 << 16)
@@ -198,7 +197,7 @@ def _one_rank(
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""})
     status = 1
     try:
-        gc.freeze()  # what the tests have loaded
+        gc.freeze()  # modules that the tests have loaded
         warnings.simplefilter("ignore")
         os.dup2(said, 1)
         os.dup2(said, 2)
@@ -228,7 +227,8 @@ def _recorded(function: Any, rank: int, sender: _Sender) -> Any:
 
 @dataclass
 class _Sender:
-    """Writes lines of less than PIPE_BUF, 4096 bytes, which no other rank's line cuts. left: after so many it waits."""
+    """Writes lines shorter than PIPE_BUF (4096 bytes), which lines of other ranks cannot interrupt. left: the number of
+    lines after which it waits."""
 
     pipe: int
     left: int | None = None

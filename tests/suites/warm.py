@@ -1,11 +1,11 @@
-"""Commands of packer as forks of one process that has imported what they need, so that a start costs no second of CPU.
+"""packer commands as forks of one process with all imports done, so that a start does not cost a second of CPU time.
 
-For what a command does, prints and returns. What depends on how Python starts needs a process of its own: see
-`programs.run_packer`, which takes that for variables and limits that only a new interpreter heeds, and where the server
-does not answer.
+For tests of what a command does, prints and returns. Tests that depend on the start of Python need a new process:
+`programs.run_packer` starts one for variables and limits that only a new interpreter heeds, and where the server does
+not answer.
 
-Nothing here waits for ever. The server has one thread, reads no terminal and keeps no stream of pytest open; forks of
-the tests close its channel, so that it ends with the process that started it.
+No wait is unbounded. The server has one thread, reads no terminal and keeps no stream of pytest open; forks in the
+tests close its channel, so that it ends with the process that started it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _lock = threading.Lock()
 
 
 def wait_for_no_disk() -> None:
-    """In this process and its forks. Tests kill processes, not machines: what was written is there for all to read."""
+    """Disable fsync in this process and its forks. Tests kill processes, not machines: written data stays readable."""
 
     def fsync(file: Any) -> None:
         os.fstat(file if isinstance(file, int) else file.fileno())
@@ -44,7 +44,7 @@ def wait_for_no_disk() -> None:
 
 
 class _Server:
-    """The process that forks. fixed: what a fork keeps of it."""
+    """The server process. fixed: settings that a fork inherits and cannot change."""
 
     def __init__(self) -> None:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -53,20 +53,20 @@ class _Server:
         line = f"import sys; sys.path.append({os.path.dirname(os.path.dirname(__file__))!r})"
         line += f"; from suites.warm import serve; serve({theirs.fileno()})"
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        # A pool of threads would be forked with it.
+        # A fork would inherit a thread pool without its threads.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         with theirs:
             command = [sys.executable, "-c", line]
             self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=alone, **quiet)
 
     def fork(self, job: dict[str, Any], streams: list[int]) -> int:
-        """The process of a command. Raises OSError where the server does not answer in time, or has ended."""
+        """Fork the process of a command. Raises OSError if the server does not answer in time, or has ended."""
         self.channel.settimeout(_ANSWER_SECONDS)
         socket.send_fds(self.channel, [json.dumps(job).encode()], streams)
         return self.answer(_ANSWER_SECONDS)
 
     def answer(self, seconds: float) -> int:
-        """Raises TimeoutError, and ConnectionError where the server has ended."""
+        """Read an answer. Raises TimeoutError, and ConnectionError if the server has ended."""
         self.channel.settimeout(seconds)
         if not (data := self.channel.recv(64)):
             raise ConnectionError("the process that forks commands has ended")
@@ -82,7 +82,7 @@ _server: _Server | None = None
 
 
 def _forget() -> None:
-    """In a fork of the tests: the server is not its own."""
+    """Drop the server in a fork of the tests: it belongs to the parent."""
     global _server, _lock
     if _server is not None:
         _server.channel.close()
@@ -95,9 +95,9 @@ os.register_at_fork(after_in_child=_forget)
 def run_warm(
     arguments: list[str], cwd: Any, env: dict[str, str], timeout: float, *, joined: bool = False
 ) -> subprocess.CompletedProcess[str] | None:
-    """A command that has ended, or None where it needs a process of its own. joined: errors are in the output, too.
+    """A completed command, or None where it needs a new process. joined: stderr goes to the output, too.
 
-    Raises subprocess.TimeoutExpired, and ConnectionError where the server ended during the command.
+    Raises subprocess.TimeoutExpired, and ConnectionError if the server ended during the command.
     """
     global _server
     if not _lock.acquire(blocking=False):

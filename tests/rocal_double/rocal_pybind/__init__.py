@@ -4,7 +4,7 @@ Where rocAL would wait forever, this raises DoubleHang; where it reads wrong mem
 `FAULTS` as well, since one raised in a `__del__` is lost. The fault at the end of an epoch is drawn from a generator,
 which `seed_traps(n)` seeds.
 
-Behind the handles is a queue of addresses, and a graph that is run over one batch at a time.
+The handles stand for a queue of addresses and a graph that runs over one batch at a time.
 """
 
 import itertools
@@ -18,7 +18,7 @@ import numpy as np
 from rocal_pybind import pixels
 
 FAULTS: list[str] = []
-CONTEXTS = []  # of all pipelines, for tests to look into
+CONTEXTS = []  # of all pipelines, for tests to inspect
 SLIPS: set[int] = set()  # numbers of batches, of a pipeline, in which an image is taken twice
 _traps = random.Random(0)
 _pipelines = itertools.count()
@@ -75,7 +75,7 @@ class Context:
 
     @property
     def waiting(self):
-        """Whether its threads wait for input, and for nothing else."""
+        """Whether the threads of the pipeline wait for input, and for nothing else."""
         return self.external and self.built and not (self.eos and not self.queue)
 
 
@@ -98,7 +98,7 @@ def shardSource(context, samples, shuffle, max_width, max_height):
 
 
 def node(kind, image, layout, dtype, *arguments):
-    """One that fails reports that on stderr, and returns None."""
+    """Append a node. A failing node reports the error on stderr and returns None."""
     if image is None or (kind == "resize" and not any(arguments)):
         os.write(2, f"[ERR] {kind}: invalid input or size\n".encode())
         return None
@@ -110,7 +110,7 @@ def createIntParameter(value):
 
 
 def createIntRand(values, frequencies):
-    if 1.0 in frequencies:  # mistaken for one that has a single value
+    if 1.0 in frequencies:  # rocAL mistakes the parameter for one with a single value
         return lambda rng: values[0]
     return lambda rng: int(rng.choice(values, p=frequencies))
 
@@ -142,13 +142,13 @@ def externalSourceFeedInput(context, names, labels, arrays, rois, width, height,
             raise fault(DoubleAbort, f"a length of {roi.h} for {array.size} bytes")
     fed = [(weakref.ref(array), roi.h) for array, roi in zip(arrays, rois, strict=True)]
     batch = context.late + fed
-    if context.feeds in SLIPS:  # the thread that takes images wakes too early and takes the previous one again
+    if context.feeds in SLIPS:  # the thread that takes images wakes too early and takes the previous image again
         batch.insert(1, batch[0])
     context.feeds += 1
     batch, context.late = batch[: context.batch_size], batch[context.batch_size :]
     context.queue.append(batch)
     context.recent.append(batch)
-    # The address is stored, and its memory read as int32: of int64 those are halves.
+    # rocAL stores the address and reads its memory as int32: for int64 these are halves.
     context.labels = np.ascontiguousarray(labels).view(np.int32)[: labels.size].copy()
     context.eos = eos
 
@@ -178,7 +178,7 @@ def rocalRun(context):
 
 
 def _decoded(context, data):
-    """An image that cannot be decoded becomes the last one of the batch that can."""
+    """The images of a batch. An image that cannot be decoded becomes the last decodable image of the batch."""
     good = [i for i, one in enumerate(data) if pixels.header(one) is not None]
     if not good:
         raise fault(DoubleAbort, "All images in the batch failed decoding")
@@ -187,8 +187,8 @@ def _decoded(context, data):
 
 
 def _run_native(context):
-    """The last sample fills the set up to whole batches, before it is shuffled. Now and then the ring buffer is empty
-    and the routine that fills it has not reported its end: then there is one further step, without labels."""
+    """The last sample pads the set to whole batches, before the shuffle. Now and then the ring buffer is empty while
+    the routine that fills it has not reported its end: then one more step follows, without labels."""
     if context.at == 0 or not context.filled:
         missing = -len(context.native) % context.batch_size
         context.filled = [*context.native, *[context.native[-1]] * missing]
@@ -212,7 +212,7 @@ def _process(context, images):
 
 
 def _finished(context, node, images):
-    """The size of an output is that which its last operator names, even if less is written into it."""
+    """The size of an output is that of its last operator, even if fewer pixels are written into it."""
     results = _results(context, node, images)
     dtype = np.uint8 if len(node) < 4 or node[3] == 1 else np.float32
     named = node[1] if node[0] == "mirror_normalize" else node
@@ -246,7 +246,8 @@ def getOutputTensors(context):
 
 
 def getImageLabels(context):
-    """Those fed last, even if the images are others; of a native reader those of the batch, if there is one."""
+    """The labels fed last, even if the images are others; for a native reader the labels of the batch, if it has
+    any."""
     return _present(context.labels).copy()
 
 
@@ -272,7 +273,7 @@ def rocalResetLoaders(context):
         raise fault(DoubleHang, "reset: threads wait for input")
     if context.external and context.depth > _DEEPEST:
         raise fault(DoubleHang, "reset: waits for the loader, which waits for input, and holds the interpreter's lock")
-    # It does not reset what the iterator counts (index, eos), and the output memory stays unchanged.
+    # The counts of the iterator (index, eos) are not reset, and the output memory stays unchanged.
     context.eos, context.ending, context.extra, context.at = False, _traps.choice(_ENDINGS), False, 0
     context.late = []
 

@@ -21,7 +21,7 @@ def scaled(side, eighths):
 
 
 def decode(data, max_height, max_width):
-    """uint8 [height, width, 3], enlarged or reduced; garbage where the image is truncated or of four colours."""
+    """uint8 [height, width, 3], enlarged or reduced; garbage where the image is truncated or has four colours."""
     height, width, colour = header(data)
     if height > MOST * max_height or width > MOST * max_width:
         height, width = min(height, MOST * max_height), min(width, MOST * max_width)
@@ -37,13 +37,14 @@ def decode(data, max_height, max_width):
 
 
 def uninitialised(shape, dtype):
-    """Uninitialised memory: for floats with values that no image has."""
+    """Uninitialised memory; as floats, its values are outside the range of images."""
     garbage = np.random.default_rng(7).integers(0, 256, shape, dtype=np.uint8)
     return garbage if dtype == np.uint8 else garbage.astype(np.float32) * np.float32(1e32)
 
 
 def crop(pixels, size, corner):
-    """corner: (x, y) in pixels, rounded down; one outside of the image is 0. Beyond the image is unrelated memory."""
+    """corner: (x, y) in pixels, rounded down; a corner outside the image counts as 0. Beyond the image is unrelated
+    memory."""
     left, top = (int(at) if at < side else 0 for at, side in zip(corner, pixels.shape[1::-1], strict=True))
     part = pixels[top : top + size[0], left : left + size[1]]
     whole = uninitialised((*(min(want, have) for want, have in zip(size, pixels.shape, strict=False)), 3), pixels.dtype)

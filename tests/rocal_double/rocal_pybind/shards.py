@@ -1,6 +1,6 @@
 """How rocAL's own readers read a directory: (image, label, components) of each sample.
 
-Every entry counts, and paths are concatenated without a slash. It looks for names in an index of version v1.0 only.
+Every entry counts, and paths are concatenated without a slash. Names are looked up in an index of version v1.0 only.
 """
 
 import os
@@ -10,7 +10,8 @@ _NAMES_IN = "v1.0"
 
 
 def tar_samples(path, index_path, ext):
-    """Images by name, the first of a name for all of them; what is not in `ext` is stored as its first member."""
+    """Images by name: the first image of a name stands for all; a member whose suffix is not in `ext` is stored as the
+    first one."""
     slots = {name: i for i, name in enumerate(sorted(name for name in ext[0] if name not in ("jpg", "jpeg", "jpe")))}
     tars, indexes = sorted(os.listdir(path)), sorted(os.listdir(index_path))
     by_name, order = {}, []
@@ -54,7 +55,7 @@ def _sample(shard, words, named, number, slots):
 
 
 def tfrecord_samples(path, image_key, label_key, name_key):
-    """Labels of regular files only, no links; images and labels are matched by file name."""
+    """Only regular files are read, no links; images and labels are matched by file name."""
     from tfrecord import example_pb2
 
     found, labels = [], {}

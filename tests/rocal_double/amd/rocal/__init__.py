@@ -1,1 +1,1 @@
-"""A double: the modules that `readers.rocal` uses, and those that a naive user of rocAL would."""
+"""A double: the modules that `readers.rocal` uses, and those that a first-time user of rocAL would use."""

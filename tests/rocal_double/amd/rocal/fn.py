@@ -1,4 +1,4 @@
-"""A double of the operators that are used, with their defaults: `crop=[0, 0]` hides crop_w and crop_h."""
+"""A double of the operators in use, with their defaults: `crop=[0, 0]` hides crop_w and crop_h."""
 
 import rocal_pybind as b
 

@@ -1,4 +1,4 @@
-"""A double of the iterator for numpy: it feeds one batch and runs once a step, and reuses its output arrays."""
+"""A double of the iterator for numpy: it takes one batch and runs once a step, and reuses its output arrays."""
 
 import numpy as np
 import rocal_pybind as b
