@@ -74,7 +74,8 @@ wheels: $(VENV)/.ready-dev
 	done
 
 # The tests of what calls other packages to read and write data, with the lowest versions that pyproject.toml admits, on
-# the lowest Python. LOWEST_PYTHON=python3.12 where there is no 3.11. Needs the package index; about fifteen minutes.
+# the lowest Python, as wheels (LOWEST_PYTHON=PATH where python3.11 is not its name). Needs the package index; about
+# fifteen minutes.
 # Left out, because only make test runs them: what needs PyTorch, servers of object stores or packages of the extra "test"
 # (loaders, pipelines, trainers, comparisons with other programs); and, for the time they take, the cache, staging to
 # several nodes, tools, kills and faults, which have not been tried with these versions.
@@ -201,7 +202,8 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(LOWEST_PYTHON) -m venv $(LOWEST)
 	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc lmdb report remote > $(LOWEST)/requirements.txt
-	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
+	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile --only-binary :all: \
+	  -r $(LOWEST)/requirements.txt 'pyparsing<3.3' pytest pytest-xdist hypothesis
 	$(LOWEST)/bin/pip install -q --disable-pip-version-check --no-compile --no-deps -e .
 	touch $@
 

@@ -54,12 +54,12 @@ def stored_coefficients(data: bytes) -> tuple[list[npt.NDArray[np.int64]], list[
     for component in range(components):
         h, v = (across, down) if component else (1, 1)
         rows, columns = -(-height // (8 * v)), -(-width // (8 * h))
-        found = np.zeros((rows, columns, 8, 8), np.int64)
+        stored = np.zeros((rows, columns, 8, 8), np.int64)
         for row in range(rows):
             begin, end = struct.unpack_from("<II", data, at + 4 * row)
-            _read_row(data[begin:end], found[row])
+            _read_row(data[begin:end], stored[row])
         at += 4 * rows
-        blocks.append(found)
+        blocks.append(stored)
         table = np.zeros((8, 8), np.int64)
         values = iter(struct.unpack_from("<64h", data, 24 + 128 * component))
         for pair in ((0, 4), (2, 6), (1, 5), (3, 7)):
@@ -70,10 +70,10 @@ def stored_coefficients(data: bytes) -> tuple[list[npt.NDArray[np.int64]], list[
     return blocks, steps
 
 
-def _read_row(row: bytes, found: npt.NDArray[np.int64]) -> None:
+def _read_row(row: bytes, blocks: npt.NDArray[np.int64]) -> None:
     """One row of blocks, into found [blocks, 8, 8]."""
-    width = len(found)
-    found[:, 0, 0] = np.frombuffer(row, "<i2", width)
+    width = len(blocks)
+    blocks[:, 0, 0] = np.frombuffer(row, "<i2", width)
     kinds: list[list[Any]] = [[], []]
     at = 4 * width
     for kind in (0, 1):
@@ -90,11 +90,11 @@ def _read_row(row: bytes, found: npt.NDArray[np.int64]) -> None:
             for bit in range(64):
                 if mask >> bit & 1:
                     digit = row[at + number // 2] >> 4 * (number % 2) & 15
-                    found[(block, *_position(bit))] += (digit - 16 * (digit > 7)) * 16**kind
+                    blocks[(block, *_position(bit))] += (digit - 16 * (digit > 7)) * 16**kind
                     number += 1
         at += (number + 1) // 2
     for block, bit, digit in struct.iter_unpack("<HBb", row[at:]):
-        found[(block, *_position(bit))] += 256 * digit
+        blocks[(block, *_position(bit))] += 256 * digit
 
 
 def _position(bit: int) -> tuple[int, int]:

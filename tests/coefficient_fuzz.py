@@ -149,25 +149,25 @@ def run(codec: object, name: str, before: tuple[object, ...], region: tuple[int,
     scaling = (np.ones((2, 3), np.float32), kind == 2) if kind else (None, False)
     to = (*resized, *corner, int(rng.integers(4)))  # type: ignore[attr-defined]
     source, shape = before
-    given = (name == "decode_jpeg", *(*shape, 1, 1, 1)[:5], *region, *to)  # type: ignore[misc]
-    reasons = codec.resize((source, source), np.array([(1, *given), (0, *given)], np.int64), out, *scaling)  # type: ignore[attr-defined]
+    row = (name == "decode_jpeg", *(*shape, 1, 1, 1)[:5], *region, *to)  # type: ignore[misc]
+    reasons = codec.resize((source, source), np.array([(1, *row), (0, *row)], np.int64), out, *scaling)  # type: ignore[attr-defined]
     assert reasons[0] == reasons[1] and (reasons[0] or np.array_equal(out[0], out[1]))
     return reasons[0]  # type: ignore[no-any-return]
 
 
 def fuzz_decoder(trials: int, rng: np.random.Generator) -> Counter[str]:
     codec, counts, data, pixels = load_codec(), Counter[str](), Guarded(), Guarded()
-    sources = [encode_strictly(one) for one in images()]
-    shapes = [parse_coefficients(one) for one in sources]
+    sources = [encode_strictly(damaged) for damaged in images()]
+    shapes = [parse_coefficients(damaged) for damaged in sources]
     for trial in range(trials):
-        one = spoiled(rng, sources[trial % len(sources)], shapes[trial % len(sources)])
+        damaged = spoiled(rng, sources[trial % len(sources)], shapes[trial % len(sources)])
         try:
-            shape = parse_coefficients(one)
+            shape = parse_coefficients(damaged)
         except BadSampleError:
             counts["refused by its header"] += 1
             continue
         place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
-        before = copied(place(data, shape.total_bytes), one[: shape.total_bytes]), shape[:5]
+        before = copied(place(data, shape.total_bytes), damaged[: shape.total_bytes]), shape[:5]
         how = rng, pixels, place, trial % 3 == 0
         status = run(codec, "decode", before, region_of(rng, shape, trial), how)
         counts["refused by the decoder" if status else "decoded"] += 1
@@ -180,9 +180,9 @@ def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
     sizes = ((64, 80), (97, 130), (200, 66))
     sources = [made_jpeg(*size, kind, 90, seed=n) for n, size in enumerate(sizes) for kind in (*SAMPLINGS, "gray")]
     for trial in range(trials):
-        one = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
+        damaged = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
         try:
-            header = read_header(one)
+            header = read_header(damaged)
         except BadSampleError:
             counts["refused by its header"] += 1
             continue
@@ -190,7 +190,7 @@ def fuzz_strips(trials: int, rng: np.random.Generator) -> Counter[str]:
             counts["too large"] += 1
             continue
         place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
-        source = memoryview(copied(place(data, len(one)), one))
+        source = memoryview(copied(place(data, len(damaged)), damaged))
         shape = Shape(header.height, header.width, 1, 1, 1, 1, 0)
         before = source, shape[:2]
         how = rng, pixels, place, trial % 3 == 0
@@ -230,9 +230,9 @@ def fuzz_encoder(trials: int, rng: np.random.Generator) -> Counter[str]:
         ):
             sources.append(encoded(picture(*size), "JPEG", quality=85, **options))
     for trial in range(trials):
-        one = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
+        damaged = spoiled_jpeg(rng, sources[trial % len(sources)], trial)
         try:
-            decode(encode_strictly(memoryview(copied(data.at_end(len(one)), one))))
+            decode(encode_strictly(memoryview(copied(data.at_end(len(damaged)), damaged))))
             counts["encoded"] += 1
         except Refused:
             counts["refused by the encoder" if calls else "refused by its markers"] += 1
@@ -253,18 +253,18 @@ def fuzz_files(trials: int, rng: np.random.Generator) -> Counter[str]:
     sources = [*images()[::3], *(encoded(picture(40, 56), "JPEG", quality=85, **options) for options in more)]
     with tempfile.NamedTemporaryFile() as file:
         for trial in range(trials):
-            one = bytearray(sources[trial % len(sources)])
+            raw = bytearray(sources[trial % len(sources)])
             for _ in range(rng.integers(3)):
-                at = int(rng.integers(2, one.index(b"\xff\xda", 2) + 14)) if trial % 4 else int(rng.integers(len(one)))
-                one[at : at + 1] = bytes([rng.choice([0, 1, 255, *one[at - 1 : at + 2], rng.integers(256)])])
-                if b"\xff\xda" not in one:
+                at = int(rng.integers(2, raw.index(b"\xff\xda", 2) + 14)) if trial % 4 else int(rng.integers(len(raw)))
+                raw[at : at + 1] = bytes([rng.choice([0, 1, 255, *raw[at - 1 : at + 2], rng.integers(256)])])
+                if b"\xff\xda" not in raw:
                     break
             if trial % 8 == 7:
-                del one[rng.integers(4, len(one)) :]
+                del raw[rng.integers(4, len(raw)) :]
             place: _Place = Guarded.at_end if trial % 2 else Guarded.at_begin
-            facts = codec.read_jpeg_facts(memoryview(copied(place(data, len(one)), bytes(one))))
+            facts = codec.read_jpeg_facts(memoryview(copied(place(data, len(raw)), bytes(raw))))
             counts["refused by the decoder" if facts is None else "decoded"] += 1
-            assert facts is None or header_of_facts(one, facts) == parse_jpeg(memoryview(one))
+            assert facts is None or header_of_facts(raw, facts) == parse_jpeg(memoryview(raw))
             has, states, room = (int(n) for n in rng.integers(0, rng.choice([4, 3 * PAGE]), 3))
             os.truncate(file.name, has)
             fits = has == states < room
@@ -272,21 +272,21 @@ def fuzz_files(trials: int, rng: np.random.Generator) -> Counter[str]:
     return counts
 
 
-def beyond(what: str) -> None:
+def beyond(fault: str) -> None:
     """Read beyond the bytes of an image, or write beyond its pixels: the process must end here."""
     kept = encode_strictly(made_jpeg(64, 64))
     shape = parse_coefficients(kept)
     longer = 4 * PAGE
     source, out = copied(Guarded().at_end(len(kept)), kept), Guarded().at_end(64 * 64 * 3)
-    if what.endswith("-heap"):
+    if fault.endswith("-heap"):
         source, out = copied(np.empty(len(kept), np.uint8), kept), np.empty(64 * 64 * 3, np.uint8)
-    if what.startswith("write"):
+    if fault.startswith("write"):
         short = np.lib.stride_tricks.as_strided(out[-64 * 3 :], (64, 64, 3), (64 * 3, 3, 1))
         load_codec().decode(source, shape[:5], (8, True, 0, 0, 64, 64), short)
         return
-    if what.startswith("read-facts"):
+    if fault.startswith("read-facts"):
         jpeg = copied(Guarded().at_end(len(head := made_jpeg(64, 64))), head)
-        jpeg = copied(np.empty(len(head), np.uint8), head) if what.endswith("-heap") else jpeg
+        jpeg = copied(np.empty(len(head), np.uint8), head) if fault.endswith("-heap") else jpeg
         load_codec().read_jpeg_facts(memoryview(np.lib.stride_tricks.as_strided(jpeg, (len(head) + 8,))))
         return
     source[shape.index_at : shape.rows_at].view("<u4")[-1] += longer

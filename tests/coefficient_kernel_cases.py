@@ -42,9 +42,9 @@ def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ.get("TRITON_INTERPRET") == "1"
     original = InterpretedFunction.__call__
 
-    def call(function: InterpretedFunction, *given: Any, **named: Any) -> Any:
-        ours = function.fn.__module__.startswith("readers.")
-        return function.rewrite()(*given, **named) if ours else original(function, *given, **named)
+    def call(function: InterpretedFunction, *args: Any, **kwargs: Any) -> Any:
+        is_ours = function.fn.__module__.startswith("readers.")
+        return function.rewrite()(*args, **kwargs) if is_ours else original(function, *args, **kwargs)
 
     monkeypatch.setattr(InterpretedFunction, "__call__", call)
 
@@ -57,9 +57,9 @@ def check(images: list[bytes], regions: list[Region]) -> None:
     """Compare one batch with the pixels that the CPU makes."""
     decoder = CoefficientDecoder(CPU)
     uploaded = decoder.upload(images, [vetted_shape(image) for image in images])
-    for image, region, found in zip(images, regions, decoder.decode(uploaded, regions), strict=True):
-        assert isinstance(found, Picture)
-        assert np.array_equal(upright_tensor(found).permute(1, 2, 0), decode(image, region)), region
+    for image, region, decoded in zip(images, regions, decoder.decode(uploaded, regions), strict=True):
+        assert isinstance(decoded, Picture)
+        assert np.array_equal(upright_tensor(decoded).permute(1, 2, 0), decode(image, region)), region
 
 
 # --- pixels -------------------------------------------------------------------------------------------------------
@@ -118,8 +118,8 @@ def test_data_that_the_cpu_refuses_is_refused_without_a_read_outside() -> None:
             refused = True
         place = memory.at_end(int(index[-1]))
         place[:] = spoiled[: index[-1]]
-        (found,) = decoder.decode(Uploaded(torch.from_numpy(place), [0], [shape]), [region])
-        assert isinstance(found, BadSampleError) == refused
+        (outcome,) = decoder.decode(Uploaded(torch.from_numpy(place), [0], [shape]), [region])
+        assert isinstance(outcome, BadSampleError) == refused
         counts[refused] += 1
     assert len(counts) == 2
 
@@ -171,10 +171,10 @@ def loaders(reader: readers.Reader, base: readers.Reader, **more: Any) -> tuple[
     )
 
 
-def compare(ours: ImageLoader, plain: ImageLoader) -> None:
-    for (images, labels), (expected, others) in zip(ours, plain, strict=True):
+def compare(on_device: ImageLoader, plain: ImageLoader) -> None:
+    for (images, labels), (expected, others) in zip(on_device, plain, strict=True):
         assert torch.equal(labels, others)
-        images, expected = (one if isinstance(one, tuple) else (one,) for one in (images, expected))
+        images, expected = (batch if isinstance(batch, tuple) else (batch,) for batch in (images, expected))
         for a, b in zip(images, expected, strict=True):
             assert float((a.to(torch.float32) - b.to(torch.float32)).abs().max()) <= 1
 
@@ -183,10 +183,10 @@ def test_batches_equal_those_of_the_cpu(base: readers.Reader, double: Double, pl
     """Coefficients go to the kernels, once for all views; JPEGs to the decoder of the device; other images to the
     CPU."""
     with readers.cached(base, keep="coefficients", **place) as reader:
-        ours, plain = loaders(reader, base, views=2)
-        compare(ours, plain)
-        assert ours.decoder == "torchvision/cpu, coefficients/cpu, exact colours"
-        assert double.calls == [1] and ours.stats().device_images == 3 and reader.stats().present == 4
+        on_device, plain = loaders(reader, base, views=2)
+        compare(on_device, plain)
+        assert on_device.decoder == "torchvision/cpu, coefficients/cpu, exact colours"
+        assert double.calls == [1] and on_device.stats().device_images == 3 and reader.stats().present == 4
 
 
 @pytest.mark.filterwarnings("ignore:the device cpu failed on 1 of the first 3 images:UserWarning")
@@ -201,9 +201,9 @@ def test_the_cpu_decodes_images_that_the_kernels_cannot(
 
     monkeypatch.setattr(CoefficientDecoder, "decode", refuse_one)
     with readers.cached(base, keep="coefficients", **place) as reader:
-        ours, plain = loaders(reader, base, augment=[RandomRotation(20), *CROP])
-        compare(ours, plain)
-        assert (ours.stats().device_images, ours.stats().failed_images) == (2, 1)
+        on_device, plain = loaders(reader, base, augment=[RandomRotation(20), *CROP])
+        compare(on_device, plain)
+        assert (on_device.stats().device_images, on_device.stats().failed_images) == (2, 1)
 
 
 def test_a_damaged_copy_is_made_again(base: readers.Reader, double: Double, place: dict[str, Any], spoil: Any) -> None:

@@ -184,12 +184,12 @@ def by_subject(options: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
     """Arguments for `packer.convert`: options are grouped into their subjects by name; the other options stay."""
     options = {_OTHER_NAMES.get(name, name): value for name, value in (defaults | dict(options)).items()}
     kinds = {"choose": packer.Choose, "images": packer.Images, "shards": packer.Shards, "run": packer.Run}
-    found: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for subject, kind in kinds.items():
         names = {field.name for field in dataclasses.fields(kind)} & set(options)
         if names:
-            found[subject] = kind(**{name: options.pop(name) for name in names})
-    return found | options
+            arguments[subject] = kind(**{name: options.pop(name) for name in names})
+    return arguments | options
 
 
 def convert(source: Any, output: Path, to: str = "tar", **options: Any) -> packer.ConvertResult:

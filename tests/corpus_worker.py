@@ -62,11 +62,11 @@ def compared(data: bytes, pixels: Any, scratch: Scratch) -> str:
     """The fault of packer's pixels, or "". Raises BadSampleError."""
     header = read_header(data)
     size = upright_size(header.height, header.width, header.orientation)
-    found = decode_image(data, None, scratch, size)
-    if found.shape != pixels.shape:
-        return f"{found.shape} instead of {pixels.shape}"
-    if not np.array_equal(found, pixels):
-        return f"differs by up to {int(np.abs(found.astype(np.int16) - pixels).max())}"
+    decoded = decode_image(data, None, scratch, size)
+    if decoded.shape != pixels.shape:
+        return f"{decoded.shape} instead of {pixels.shape}"
+    if not np.array_equal(decoded, pixels):
+        return f"differs by up to {int(np.abs(decoded.astype(np.int16) - pixels).max())}"
     height, width = size
     top, left = height // 5, width // 7
     region = Region(top, left, max(1, height // 3), max(1, width // 2))
@@ -103,7 +103,7 @@ def verdict(data: bytes, scratch: Scratch) -> tuple[str, str]:
 def look(path: Path, scratch: Scratch) -> tuple[str, str]:
     try:
         data = path.read_bytes()
-        found = verdict(data, scratch)
+        outcome = verdict(data, scratch)
         if sniff(data):
             try:
                 decode_unchanged(data)
@@ -111,7 +111,7 @@ def look(path: Path, scratch: Scratch) -> tuple[str, str]:
                 pass
     except Exception as error:
         return "crashed", f"{type(error).__name__}: {error}"
-    return found
+    return outcome
 
 
 def main() -> None:

@@ -40,15 +40,15 @@ CROPS = [RandomResizedCrop(32), RandomHorizontalFlip()]
 MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.5, 6
 
 
-def same_pixels(ours: Any, theirs: Any, scale: float = 1.0) -> None:
-    difference = np.abs(np.asarray(ours, np.float64) - np.asarray(theirs, np.float64)) * scale
-    assert ours.shape == theirs.shape
+def same_pixels(images: Any, others: Any, scale: float = 1.0) -> None:
+    difference = np.abs(np.asarray(images, np.float64) - np.asarray(others, np.float64)) * scale
+    assert images.shape == others.shape
     assert difference.mean() <= MEAN_DIFFERENCE and difference.max() < MOST_DIFFERENCE + 0.01
 
 
-def same_epochs(ours: ImageLoader, theirs: DaliLoader, epochs: int = 2, scale: float = 1.0) -> None:
+def same_epochs(loader: ImageLoader, dali: DaliLoader, epochs: int = 2, scale: float = 1.0) -> None:
     for _ in range(epochs):
-        for (images, labels), (others, other_labels) in zip(ours, theirs, strict=True):
+        for (images, labels), (others, other_labels) in zip(loader, dali, strict=True):
             assert np.asarray(labels).tolist() == np.asarray(other_labels).tolist()
             same_pixels(images, others, scale)
 

@@ -73,7 +73,7 @@ class Double:
         """Decode; the results are on the CPU for any device."""
         assert isinstance(source, list) and source and getattr(mode, "name", mode) == "RGB"
         assert device.type == "cpu" or device.index is not None
-        assert all(one.dtype == torch.uint8 and one.dim() == 1 and one.numel() for one in source)
+        assert all(image.dtype == torch.uint8 and image.dim() == 1 and image.numel() for image in source)
         images = [bytes(encoded.numpy()) for encoded in source]
         if images == [PROBE]:
             self.probes += 1

@@ -36,11 +36,11 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def grain() -> Any:
-    found = pytest.importorskip("grain", reason="grain is not installed")
+    module = pytest.importorskip("grain", reason="grain is not installed")
     from absl import flags
 
     flags.FLAGS.mark_as_parsed()  # the worker processes of Grain read these variables
-    return found
+    return module
 
 
 def keys_of(batches: Any) -> list[str]:
@@ -213,8 +213,8 @@ def test_ops_of_a_data_set_draw_by_the_place_in_the_run(grain: Any, reader: Any)
     state = iterator.get_state()
     rest, again = list(iterator), iter(data)
     again.set_state(state)
-    for expected, found in zip(rest, again, strict=True):
-        assert all((expected[name] == found[name]).all() for name in expected)
+    for expected, resumed in zip(rest, again, strict=True):
+        assert all((expected[name] == resumed[name]).all() for name in expected)
     images: dict[str, list[Any]] = {}
     for batch in [*batches, *rest]:
         for key, image in zip(batch["key"].tolist(), batch["image"], strict=True):

@@ -71,7 +71,7 @@ def with_chunks(png: bytes, *chunks: bytes, at_the_end: bool = False) -> bytes:
 
 def with_segments(jpeg: bytes, *contents: bytes, marker: int = 0xE1) -> bytes:
     """A JPEG with further segments, APP1 by default, directly after its start marker."""
-    segments = (bytes((0xFF, marker)) + struct.pack(">H", len(one) + 2) + one for one in contents)
+    segments = (bytes((0xFF, marker)) + struct.pack(">H", len(content) + 2) + content for content in contents)
     return jpeg[:2] + b"".join(segments) + jpeg[2:]
 
 
@@ -79,8 +79,8 @@ def exif_blob(orientation: int, kind: int = 3, count: int = 1, order: str = "<")
     """EXIF with this one entry: a number of a TIFF type, or a text for the other types."""
     codes = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i", 11: "f", 12: "d", 13: "I", 16: "Q", 5: "II", 10: "ii"}
     numbers = (orientation, 1) if kind in (5, 10) else (orientation,)
-    one = struct.pack(order + codes[kind], *numbers) if kind in codes else bytes([orientation])
-    values = one * count
+    value = struct.pack(order + codes[kind], *numbers) if kind in codes else bytes([orientation])
+    values = value * count
     inline = values.ljust(4, b"\0") if len(values) <= 4 else struct.pack(order + "I", 26)
     head = (b"II*\0" if order == "<" else b"MM\0*") + struct.pack(order + "IHHHI", 8, 1, 0x0112, kind, count)
     return head + inline + bytes(4) + (values if len(values) > 4 else b"")

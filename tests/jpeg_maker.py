@@ -31,14 +31,14 @@ class Code:
 
     def codes(self) -> dict[int, tuple[int, int]]:
         """symbol: (code, bits)."""
-        found, code, at = {}, 0, 0
+        codes, code, at = {}, 0, 0
         for bits, count in enumerate(self.counts, 1):
             for symbol in self.symbols[at : at + count]:
-                found[symbol] = (code, bits)
+                codes[symbol] = (code, bits)
                 code += 1
             at += count
             code <<= 1
-        return found
+        return codes
 
 
 _DC = range(16)
@@ -91,7 +91,7 @@ class Jpeg:
         return b"".join([*parts, b"\xff\xd9"])
 
     def scan(self, components: list[int], first: int, last: int) -> bytes:
-        header = bytes([len(components), *(one for k in components for one in (k + 1, 0)), first, last, 0])
+        header = bytes([len(components), *(value for k in components for value in (k + 1, 0)), first, last, 0])
         return segment(0xDA, header) + b"".join(self._intervals(components, first, last))
 
     def _mcus(self, components: list[int]) -> list[list[tuple[int, Any]]]:
@@ -117,35 +117,35 @@ class Jpeg:
     def _intervals(self, components: list[int], first: int, last: int) -> list[bytes]:
         mcus = self._mcus(components)
         step = self.restart or len(mcus)
-        found = []
+        intervals = []
         for number, start in enumerate(range(0, len(mcus), step)):
             if start:
-                found.append(bytes([0xFF, 0xD0 + (number - 1) % 8]))
+                intervals.append(bytes([0xFF, 0xD0 + (number - 1) % 8]))
             bits = "".join(self._bits(mcus[start : start + step], first, last))
             bits += "1" * (-len(bits) % 8)
-            found.append(int("1" + bits, 2).to_bytes(len(bits) // 8 + 1, "big")[1:].replace(b"\xff", b"\xff\0"))
-        return found
+            intervals.append(int("1" + bits, 2).to_bytes(len(bits) // 8 + 1, "big")[1:].replace(b"\xff", b"\xff\0"))
+        return intervals
 
     def _bits(self, mcus: list[list[tuple[int, Any]]], first: int, last: int) -> list[str]:
-        dc, ac = (one.codes() for one in self.code)
+        dc, ac = (code.codes() for code in self.code)
         previous = [0] * len(self.factors)
-        found = []
+        bits = []
         for component, block in (pair for mcu in mcus for pair in mcu):
             if first == 0:
                 difference = int(block[0]) - previous[component]
                 previous[component] = int(block[0])
-                found.append(_written(dc, 0, difference))
+                bits.append(_written(dc, 0, difference))
             zeros = 0
             for k in range(max(first, 1), last + 1):
                 if block[k] == 0:
                     zeros += 1
                     continue
-                found += [_written(ac, 15, 0)] * (zeros // 16)
-                found.append(_written(ac, zeros % 16, int(block[k])))
+                bits += [_written(ac, 15, 0)] * (zeros // 16)
+                bits.append(_written(ac, zeros % 16, int(block[k])))
                 zeros = 0
             if zeros and last:
-                found.append(_written(ac, 0, 0))
-        return found
+                bits.append(_written(ac, 0, 0))
+        return bits
 
 
 def _written(codes: dict[int, tuple[int, int]], zeros: int, value: int) -> str:
@@ -168,11 +168,11 @@ def random_blocks(
 ) -> list[Blocks]:
     """Blocks with few coefficients, most of them small and of low frequency."""
     across, down = (max(pair[k] for pair in factors) for k in (0, 1))
-    found = []
+    blocks = []
     for h, v in factors:
         shape = _parts(height, 8 * down) * v, _parts(width, 8 * across) * h, 64
         values = rng.integers(-largest, largest + 1, shape) // (1 + np.arange(64) // 4)
         values[rng.random(shape) < np.linspace(0.2, 0.98, 64)] = 0
         values[..., 0] = rng.integers(-300, 301, shape[:2])
-        found.append(values)
-    return found
+        blocks.append(values)
+    return blocks

@@ -82,8 +82,8 @@ def test_moves_of_a_batch_are_one_launch_and_equal_the_cpu(monkeypatch: pytest.M
     images = [photo(number, 40 + 3 * number, 52 - 4 * number) for number in range(3)]
     for moves, then in ((load * 3, []), (load, [Resize(33)]), (nearest * 2, [Resize(9)])):
         ops: list[Any] = [*moves, CenterCrop(24), *then]
-        ours = on_a_device(ops, images, compose=True, engine="triton")
-        most, mean = difference(ours, on_the_cpu(ops, images, compose=True))
+        pixels = on_a_device(ops, images, compose=True, engine="triton")
+        most, mean = difference(pixels, on_the_cpu(ops, images, compose=True))
         assert mean < 0.05 and (most <= 1 or moves[2].interpolation == "nearest"), (ops, most, mean)
     assert launches.count(kernel.move_tiles) == 3
 
@@ -99,8 +99,8 @@ def test_boxes_are_resized_as_by_torch(size: tuple[int, int]) -> None:
     images = pictures()
     jobs = plan_jobs(images, [RandomResizedCrop(size, (0.1, 1.0)), RandomHorizontalFlip(), RandomVerticalFlip()])
     assert {job.last.flips for job in jobs} > {()}, "no image is flipped"
-    ours, torchs = (render(engine, images, jobs, size) for engine in ("triton", "torch"))
-    largest, mean = difference(ours, torchs)
+    pixels, torchs = (render(engine, images, jobs, size) for engine in ("triton", "torch"))
+    largest, mean = difference(pixels, torchs)
     assert largest <= 1 and mean < 0.04, (largest, mean)
 
 
@@ -111,8 +111,8 @@ def test_crops_that_reach_beyond_their_image_are_black_there(dtype: torch.dtype)
     options = {"dtype": dtype, "normalize": None if dtype == torch.uint8 else Normalize(MEAN, STD)}
     jobs = [*plan_jobs(images, ops), *plan_jobs(images, ops, epoch=1)]
     assert min(min(job.last.corner) for job in jobs) < 0
-    ours, torchs = (render(engine, images * 2, jobs, (30, 26), **options) for engine in ("triton", "torch"))
-    largest, mean = difference(ours, torchs)
+    pixels, torchs = (render(engine, images * 2, jobs, (30, 26), **options) for engine in ("triton", "torch"))
+    largest, mean = difference(pixels, torchs)
     step = 1 if dtype == torch.uint8 else 1 / 255 / min(STD) + 1e-5
     assert largest <= step and mean < 0.04 * step, (largest, mean)
 
@@ -120,10 +120,10 @@ def test_crops_that_reach_beyond_their_image_are_black_there(dtype: torch.dtype)
 def test_the_formula_is_that_of_interpolate() -> None:
     """In float64 and without rounding between the passes, so that the reference shares no code with the kernel."""
     image = pictures([(61, 83)])[0]
-    ours = render("triton", [image], [job((5, 9, 50, 70), (20, 31), (0, 0))], (20, 31))[0]
+    pixels = render("triton", [image], [job((5, 9, 50, 70), (20, 31), (0, 0))], (20, 31))[0]
     box = image.pixels[:, 5:55, 9:79].to(torch.float64)[None]
     exact = F.interpolate(box, (20, 31), mode="bilinear", antialias=True, align_corners=False)[0]
-    assert difference(ours, exact)[0] < 1.01
+    assert difference(pixels, exact)[0] < 1.01
 
 
 def test_a_box_that_is_not_resized_is_a_copy() -> None:
@@ -177,7 +177,7 @@ def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     install(monkeypatch, "torchcodec")
     reader = readers.open_folder(tmp_path)
     options: dict[str, Any] = {"augment": [RandomResizedCrop(40, (0.5, 1.0)), RandomHorizontalFlip()], "seed": 2}
-    ours = ImageLoader(reader, 4, **grouped({"decode": Decode(decoder="torchcodec"), **options}))
-    for (images, labels), (expected, others) in zip(ours, ImageLoader(reader, 4, **grouped(options)), strict=True):
+    on_device = ImageLoader(reader, 4, **grouped({"decode": Decode(decoder="torchcodec"), **options}))
+    for (images, labels), (expected, others) in zip(on_device, ImageLoader(reader, 4, **grouped(options)), strict=True):
         assert torch.equal(labels, others) and images.stride() == expected.stride()
         assert difference(images, expected)[0] <= 1

@@ -15,7 +15,7 @@ def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
     """The options, grouped into `Ranks`, `Decode`, `Threads` and `Views`."""
     made = dict(options)
     for parameter, kind in _KINDS.items():
-        chosen = {one.name: made.pop(one.name) for one in fields(kind) if one.name in options}  # type: ignore[arg-type]
+        chosen = {f.name: made.pop(f.name) for f in fields(kind) if f.name in options}  # type: ignore[arg-type]
         if chosen:
             value = made.get(parameter)
             whole = value if isinstance(value, kind) else kind() if value is None else kind(value)

@@ -16,13 +16,13 @@ _REQUIREMENT = re.compile(r'"([A-Za-z0-9_.-]+)>=([0-9.]+)(?!.*Windows)[^"]*"')
 
 def lowest(text: str, extras: list[str]) -> list[str]:
     """The requirements of a pyproject.toml. Raises ValueError for an unknown extra."""
-    found = []
+    pins = []
     for name in ("dependencies", *extras):
         listed = re.search(rf"^{name} = \[(.*?)\]", text, re.MULTILINE | re.DOTALL)
         if listed is None:
             raise ValueError(f"pyproject.toml has no extra {name}")
-        found += [f"{package}=={version}" for package, version in _REQUIREMENT.findall(listed[1])]
-    return list(dict.fromkeys(found))
+        pins += [f"{package}=={version}" for package, version in _REQUIREMENT.findall(listed[1])]
+    return list(dict.fromkeys(pins))
 
 
 if __name__ == "__main__":

@@ -122,10 +122,10 @@ class Proxy:
         self.log.clear()
         self.delay = 0.0
 
-    def fault_for(self, what: str) -> Fault | None:
+    def fault_for(self, request: str) -> Fault | None:
         with self.lock:
             for fault in self.faults:
-                if fault.times > 0 and re.search(fault.where, what):
+                if fault.times > 0 and re.search(fault.where, request):
                     if fault.skip > 0:
                         fault.skip -= 1
                         return None
@@ -148,11 +148,11 @@ class _ProxyHandler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def _any(self) -> None:
-        proxy, what = self.proxy, f"{self.command} {self.path}"
+        proxy, request = self.proxy, f"{self.command} {self.path}"
         with proxy.lock:
-            proxy.log.append(f"{what} {self.headers.get('Range', '')}".strip())
+            proxy.log.append(f"{request} {self.headers.get('Range', '')}".strip())
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        fault = proxy.fault_for(what)
+        fault = proxy.fault_for(request)
         time.sleep(proxy.delay + (fault.seconds if fault is not None and fault.kind == "slow" else 0.0))
         if fault is not None and fault.kind == "status":
             return self._answer(fault.status, [("Content-Type", "application/xml")], fault.body)

@@ -67,15 +67,15 @@ def pack_tree(root: Path, to: str, counts: Mapping[str, Mapping[str, int]], seed
 
 def content(root: Path) -> dict[str, Held]:
     """Every sample by "split/key", each checked against its checksum."""
-    found = {}
+    samples = {}
     for split in read_dataset_info(root).splits:
         with readers.open(root, split, verify=True) as reader:
             for sample in reader:
                 label = "" if sample.label is None else reader.classes[sample.label]
                 fields = {name: bytes(data) for name, data in sample.fields.items()}
-                assert f"{split}/{sample.key}" not in found, f"{sample.key} occurs twice"
-                found[f"{split}/{sample.key}"] = Held(label, fields)
-    return found
+                assert f"{split}/{sample.key}" not in samples, f"{sample.key} occurs twice"
+                samples[f"{split}/{sample.key}"] = Held(label, fields)
+    return samples
 
 
 def flip(path: Path, at: int) -> bytes:
@@ -94,13 +94,13 @@ def damage(root: Path, index: int, split: str = "train") -> tuple[Path, bytes]:
 
 def shards(root: Path) -> dict[str, tuple[int, int, int, int]]:
     """Inode, bytes and times of every file of a directory but the index: a write would change them."""
-    found = {}
+    facts = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if path.is_file() and ".index" not in name and name not in ("dataset.json", *DOCUMENTS):
             status = os.stat(path)
-            found[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_dev)
-    return found
+            facts[name] = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_dev)
+    return facts
 
 
 def wrong(root: Path) -> list[str]:
@@ -121,14 +121,12 @@ def unlisted(root: Path) -> set[str]:
 def check(root: Path, expected: Mapping[str, Held]) -> None:
     """Check that a set holds exactly this content, and is intact to the last byte."""
     assert "SHA256SUMS" not in read_dataset_info(root).documents or not unlisted(root)
-    problems, found = wrong(root), content(root)
+    problems, actual = wrong(root), content(root)
     assert not problems, problems
-    assert found.keys() == expected.keys(), found.keys() ^ expected.keys()
-    labels = {
-        key: (held.label, expected[key].label) for key, held in found.items() if held.label != expected[key].label
-    }
+    assert actual.keys() == expected.keys(), actual.keys() ^ expected.keys()
+    labels = {key: (new.label, expected[key].label) for key, new in actual.items() if new.label != expected[key].label}
     assert not labels, labels
-    assert not [key for key in found if found[key] != expected[key]], "the bytes differ"
+    assert not [key for key in actual if actual[key] != expected[key]], "the bytes differ"
 
 
 def masks_for(root: Path, keys: list[str]) -> dict[str, bytes]:

@@ -71,8 +71,8 @@ def of(
     line("storage", full, storage, None)
     named = culprit if culprit is not None else "" if full < 1.1 * step else max(costs[1:], key=lambda c: c.freed).stage
     needed = sum(each[1] for each in stages.values()) / step
-    found = Diagnosis(tuple(rungs), tuple(costs), named, "", step, 64, workers, None, cpus, needed, batch_bytes=1000)
-    return Evidence.of(found, Facts(**{**JOB, "workers": workers, **facts}))
+    result = Diagnosis(tuple(rungs), tuple(costs), named, "", step, 64, workers, None, cpus, needed, batch_bytes=1000)
+    return Evidence.of(result, Facts(**{**JOB, "workers": workers, **facts}))
 
 
 def member(name: str, module: str, stage: str = "transform 1") -> tuple[Member, ...]:

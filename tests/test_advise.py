@@ -73,7 +73,7 @@ def wanting(rate: float | None, cpus: int = 4, **job: Any) -> Facts:
 
 
 def topics(facts: Facts) -> dict[str, Any]:
-    return {one.topic: one for one in recommend(facts)}
+    return {recommendation.topic: recommendation for recommendation in recommend(facts)}
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_a_smaller_lossless_variant_is_packed() -> None:
 
 def test_the_frontier_has_no_dominated_variant() -> None:
     worse = one("worse", 1.7, 70, 2.0, Reencode("keep", quality=85))
-    names = [found.variant.name for found in frontier(replace(FACTS, measured=(*MEASURED, worse)))]
+    names = [point.variant.name for point in frontier(replace(FACTS, measured=(*MEASURED, worse)))]
     assert names == ["unchanged", "same size, q95", "max side 400, q90", "short side 256, q90"]
 
 
@@ -141,11 +141,11 @@ def test_the_frontier_has_no_dominated_variant() -> None:
 def test_the_format_is_one_that_the_reader_supports(
     reader: str, packed: str, format: str, converts: bool, commands: int
 ) -> None:
-    found = topics(replace(wanting(1000, reader=reader), packed=packed))
-    assert found["format"].choice == format and len(found["format"].commands) == commands
-    assert bool(found["images"].commands) is converts is ("shards" in found)
+    by_topic = topics(replace(wanting(1000, reader=reader), packed=packed))
+    assert by_topic["format"].choice == format and len(by_topic["format"].commands) == commands
+    assert bool(by_topic["images"].commands) is converts is ("shards" in by_topic)
     if converts:
-        assert f"--to {format}" in found["images"].commands[0]
+        assert f"--to {format}" in by_topic["images"].commands[0]
 
 
 @pytest.mark.parametrize(
@@ -159,9 +159,9 @@ def test_the_format_is_one_that_the_reader_supports(
     ],
 )
 def test_shards_are_large_but_enough_for_all_workers(facts: Facts, shards: str, flags: list[str]) -> None:
-    found = topics(facts)
-    assert found["shards"].choice.startswith(shards)
-    words = shlex.split(found["images"].commands[0])
+    by_topic = topics(facts)
+    assert by_topic["shards"].choice.startswith(shards)
+    words = shlex.split(by_topic["images"].commands[0])
     place = words.index("--samples-per-shard") if "--samples-per-shard" in words else len(words)
     assert words[place : place + 2] == flags
 
@@ -236,23 +236,23 @@ def tar_of(root: Path) -> Path:
 
 @pytest.mark.parametrize("made", [Path, tar_of])
 def test_measuring_gives_the_sizes_that_packing_would(images: Path, made: Callable[[Path], Any]) -> None:
-    found = packer.advise(made(images), **QUICK)
-    assert (found.total, found.sampled, found.drawn, found.left_out) == (12, 12, 12, {})
-    by_name = {one.variant.name: one for one in found.measured}
+    advice = packer.advise(made(images), **QUICK)
+    assert (advice.total, advice.sampled, advice.drawn, advice.left_out) == (12, 12, 12, {})
+    by_name = {measured.variant.name: measured for measured in advice.measured}
     original, fine, coarse = (by_name[name] for name in ("unchanged", "same size, q95", "same size, q60"))
     assert original.error == 0 and original.psnr is None and original.encode == 0 and original.unchanged == 1
     assert 0 < fine.error < coarse.error < coarse.worst < coarse.largest and fine.psnr > coarse.psnr > 20  # type: ignore[operator]
     assert original.image_bytes > coarse.image_bytes > by_name["max side 128, q60"].image_bytes
     assert original.set_bytes.value == sum(path.stat().st_size for path in images.rglob("*.jpg"))
-    assert all(one.decode.low <= one.decode.value <= one.decode.high for one in found.measured)
-    assert all(one.encode > 0 for one in found.measured[1:])
-    json.dumps(found.to_dict(), allow_nan=False)
+    assert all(measured.decode.low <= measured.decode.value <= measured.decode.high for measured in advice.measured)
+    assert all(measured.encode > 0 for measured in advice.measured[1:])
+    json.dumps(advice.to_dict(), allow_nan=False)
 
 
 def test_the_same_seed_draws_the_same_images(images: Path) -> None:
-    found = [packer.advise(images, samples=3, **{**QUICK, "seconds": 0.01}, seed=seed) for seed in (0, 0, 1)]
-    assert all((one.sampled, one.total) == (3, 12) for one in found)
-    first, again, other = ([each.image_bytes for each in one.measured] for one in found)
+    reports = [packer.advise(images, samples=3, **{**QUICK, "seconds": 0.01}, seed=seed) for seed in (0, 0, 1)]
+    assert all((report.sampled, report.total) == (3, 12) for report in reports)
+    first, again, other = ([each.image_bytes for each in report.measured] for report in reports)
     assert first == again != other
 
 
@@ -302,10 +302,10 @@ def test_the_recommended_command_makes_the_promised_set(images: Path, tmp_path: 
                       "--gpus", 2, "--reader", "webdataset", "--max-side", 128, "--quality", 80, "--seconds", 0.2,
                       "--image-size", 64, "--json", cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0 and done.stderr == "", done.stderr
-    found = json.loads(done.stdout)
-    chosen = found["measured"][found["chosen"]]
-    assert found["job"]["images_per_second"] == pytest.approx(128e6) and chosen["flags"]
-    (command,) = next(one["commands"] for one in found["recommendations"] if one["topic"] == "images")
+    advice = json.loads(done.stdout)
+    chosen = advice["measured"][advice["chosen"]]
+    assert advice["job"]["images_per_second"] == pytest.approx(128e6) and chosen["flags"]
+    (command,) = next(part["commands"] for part in advice["recommendations"] if part["topic"] == "images")
     words = shlex.split(command)
     done = run_packer(*words[1:], cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -208,9 +208,9 @@ def test_an_array_is_a_view_where_it_can_be(tmp_path: Path) -> None:
     reader = readers.open(tmp_path / "set", "train")
     assert reader.kinds == {"array": "array", "note": "text", "raw": "file"}
     for key, array in arrays.items():
-        found = reader.array(key)
-        np.testing.assert_array_equal(found, array)
-        assert found.dtype.isnative and (key == "bool" or not found.flags.owndata or found.flags.writeable)
+        values = reader.array(key)
+        np.testing.assert_array_equal(values, array)
+        assert values.dtype.isnative and (key == "bool" or not values.flags.owndata or values.flags.writeable)
     assert not reader.array("f4").flags.writeable, "not a view of the bytes read"
     with pytest.raises(BadSampleError, match=r"sample 0 \(f4\): field note: not an array"):
         reader.array("f4", "note")

@@ -204,12 +204,12 @@ def test_invalid_lists_and_values(make: Callable[[], object], message: str) -> N
     ids=str,
 )
 def test_geometry_equals_pillow(ops: list[Op], render: Callable[[list[Op], list[Pixels]], torch.Tensor]) -> None:
-    images, found, plan = IMAGES[:5], render(ops, IMAGES[:5]).permute(0, 2, 3, 1).numpy(), plan_for(ops, IMAGES[:5])
+    images, rendered, plan = IMAGES[:5], render(ops, IMAGES[:5]).permute(0, 2, 3, 1).numpy(), plan_for(ops, IMAGES[:5])
     bicubic = Recipe(ops).interpolation == "bicubic"
     for i, image in enumerate(images):
         how = Image.Resampling.BICUBIC if bicubic else Image.Resampling.BILINEAR
         expected = np.asarray(by_pillow(image, plan, i, how)).astype(int)
-        assert np.abs(expected - found[i]).max() <= 1, SHAPES[i]
+        assert np.abs(expected - rendered[i]).max() <= 1, SHAPES[i]
 
 
 def test_reduced_decoding_stays_close_to_pillow() -> None:
@@ -234,8 +234,8 @@ def test_celeba_is_the_box_of_the_reference_everywhere() -> None:
     assert (CELEBA_CROP.top, CELEBA_CROP.left, CELEBA_CROP.height, CELEBA_CROP.width) == (40, 15, 148, 148)
     face = photo(5, 218, 178)
     shown = on_the_cpu(celeba(64, train=False), [face], torch.float32)[0].permute(1, 2, 0).numpy()
-    wanted = np.asarray(Image.fromarray(face).crop((15, 40, 163, 188)).resize((64, 64), Image.Resampling.BILINEAR))
-    assert np.abs(shown * 127.5 + 127.5 - wanted).max() < 2
+    reference = np.asarray(Image.fromarray(face).crop((15, 40, 163, 188)).resize((64, 64), Image.Resampling.BILINEAR))
+    assert np.abs(shown * 127.5 + 127.5 - reference).max() < 2
 
 
 @pytest.mark.parametrize("planar", [False, True])
@@ -243,9 +243,9 @@ def test_celeba_is_the_box_of_the_reference_everywhere() -> None:
 def test_normalised_values(dtype: torch.dtype, tolerance: float, planar: bool) -> None:
     geometry: list[Any] = [RandomResizedCrop(40), RandomHorizontalFlip()]
     raw = on_the_cpu(geometry, IMAGES).to(torch.float32) / 255
-    found = on_the_cpu([*geometry, Normalize(IMAGENET_MEAN, IMAGENET_STD)], IMAGES, dtype, planar)
+    normalised = on_the_cpu([*geometry, Normalize(IMAGENET_MEAN, IMAGENET_STD)], IMAGES, dtype, planar)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (IMAGENET_MEAN, IMAGENET_STD))
-    assert found.dtype == dtype and (found.to(torch.float32) - (raw - mean) / std).abs().max() < tolerance
+    assert normalised.dtype == dtype and (normalised.to(torch.float32) - (raw - mean) / std).abs().max() < tolerance
     assert (on_the_cpu(geometry, IMAGES, dtype, planar).to(torch.float32) - raw).abs().max() < 4e-3
 
 
@@ -303,9 +303,9 @@ def test_a_list_is_its_ops_one_after_another(
     name: str, render: Callable[[list[Op], list[Pixels]], torch.Tensor]
 ) -> None:
     ops = RECIPES[name]
-    found = render(ops, SMALL).permute(0, 2, 3, 1).numpy()
-    for position, (image, ours) in enumerate(zip(SMALL, found, strict=True)):
-        assert np.array_equal(step_by_step(ops, image, position), ours), position
+    rendered = render(ops, SMALL).permute(0, 2, 3, 1).numpy()
+    for position, (image, pixels) in enumerate(zip(SMALL, rendered, strict=True)):
+        assert np.array_equal(step_by_step(ops, image, position), pixels), position
 
 
 POOL: list[Op] = [
@@ -328,8 +328,8 @@ def test_any_valid_list_is_its_ops_one_after_another(ops: list[Op], number: int)
     if plan.boxes.bad:
         assert "does not fit" in str(plan.boxes.bad[0])
     else:
-        ours = on_the_cpu(ops, [image])[0].permute(1, 2, 0).numpy()
-        assert np.array_equal(step_by_step(ops, image, 0), ours)
+        pixels = on_the_cpu(ops, [image])[0].permute(1, 2, 0).numpy()
+        assert np.array_equal(step_by_step(ops, image, 0), pixels)
 
 
 def test_ops_of_one_kind_draw_independently() -> None:

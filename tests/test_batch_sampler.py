@@ -77,12 +77,12 @@ def test_workers_give_batches_of_one_shape_on_every_rank(reader: Any, batch: Any
         samplers[0].state_dict()
 
 
-@pytest.mark.parametrize("wanted", [50, pytest.param(1000, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("limit", [50, pytest.param(1000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("tail", ["pad", "drop_last"])
-def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, wanted: int) -> None:
+def test_stops_with_other_ranks_and_batches(reader: Any, tail: str, limit: int) -> None:
     """Stops repeatedly in one epoch: no sample is lost or repeated."""
     draw, stops = random.Random(7), 0
-    while stops < wanted:
+    while stops < limit:
         epoch, seen, state = draw.randint(0, 3), [], None
         while True:
             sizes = draw.choice([draw.randint(1, 4), [draw.randint(1, 4) for _ in range(3)]])

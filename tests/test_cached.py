@@ -130,8 +130,8 @@ def test_a_node_caches_its_part(shards: Any, place: dict[str, Any], monkeypatch:
 def test_after_closing_reads_go_to_the_source(base: Any, place: dict[str, Any]) -> None:
     expected = images(base)
     with readers.cached(base, **place) as reader:
-        held = [reader.read_many(range(36)) for _ in range(2)][1]
-    assert [bytes(data) for data in held] == expected, "a view did not outlive the reader"
+        views = [reader.read_many(range(36)) for _ in range(2)][1]
+    assert [bytes(data) for data in views] == expected, "a view did not outlive the reader"
     assert images(reader) == expected and reader.stats().kept == 0
     reader.close()
     nothing = readers.cached(base, 0.0, **place)

@@ -58,16 +58,16 @@ def jpeg(image: Image.Image, sampling: str) -> bytes:
 def _images() -> dict[str, bytes]:
     """Images by name: JPEGs of all kinds, and images that are cached unconverted."""
     pixels = picture(HEIGHT, WIDTH, 2)
-    found = {f"jpeg {kind}": jpeg(pixels, kind) for kind in ("420", "422", "440", "444")}
-    found["jpeg grey"] = encoded(pixels.convert("L"), "JPEG")
+    files = {f"jpeg {kind}": jpeg(pixels, kind) for kind in ("420", "422", "440", "444")}
+    files["jpeg grey"] = encoded(pixels.convert("L"), "JPEG")
     for orientation in range(2, 9):
-        found[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
-    found["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
-    found["jpeg odd"] = jpeg(picture(HEIGHT - 3, WIDTH + 5), "420")
-    found["other png"] = encoded(pixels, "PNG")
-    found["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
-    found["other damaged"] = found["jpeg 444"][:-900] + found["jpeg 444"][-2:]
-    return found
+        files[f"jpeg turned {orientation}"] = encoded(pixels, "JPEG", orientation)
+    files["jpeg progressive"] = encoded(pixels, "JPEG", progressive=True, quality=80)
+    files["jpeg odd"] = jpeg(picture(HEIGHT - 3, WIDTH + 5), "420")
+    files["other png"] = encoded(pixels, "PNG")
+    files["other cmyk"] = encoded(pixels.convert("CMYK"), "JPEG")
+    files["other damaged"] = files["jpeg 444"][:-900] + files["jpeg 444"][-2:]
+    return files
 
 
 IMAGES = _images()
@@ -145,8 +145,8 @@ def test_mixed_batches_equal_those_without_a_cache(
             ImageLoader(each, 5, augment=Views(ops, 2), seed=5, decode=Decode(dtype=dtype, layout=layout))
             for each in (reader, packed_base)
         )
-        for (ours, _), (theirs, _) in zip(*loaders, strict=True):
-            assert all(torch.equal(*views) for views in zip(ours, theirs, strict=True))
+        for (cached, _), (plain, _) in zip(*loaders, strict=True):
+            assert all(torch.equal(*views) for views in zip(cached, plain, strict=True))
 
 
 @pytest.mark.parametrize("check", ["never", "always"])
@@ -155,7 +155,7 @@ def test_returned_bytes_are_not_overwritten(packed_base: Any, place: dict[str, A
     for capacity in (1.0, 0.5):
         with readers.cached(packed_base, capacity, KEEP, check=check, **place) as reader:
             first = reader.for_decoding().read_many(range(len(IMAGES)))
-            assert [bytes(one) for one in first] == images(reader.for_decoding())
+            assert [bytes(data) for data in first] == images(reader.for_decoding())
 
 
 def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
@@ -170,18 +170,18 @@ def test_sizes_are_estimated(packed_base: Any, place: dict[str, Any]) -> None:
         assert 0 < sum(kept) < len(IMAGES)
         for _ in range(2):
             slow.reads.clear()
-            found = kept_media(reader)
+            media = kept_media(reader)
         assert sorted(slow.reads) == [i for i, keeps in enumerate(kept) if not keeps]
-        for key, keeps, medium in zip(reader.keys, kept, found, strict=True):
+        for key, keeps, medium in zip(reader.keys, kept, media, strict=True):
             assert (medium == "coefficients") == (keeps and "jpeg" in key)
         assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
 
 
 @pytest.mark.parametrize("output", ["numpy", "pil", "ops"])
 def test_items_equal_those_without_a_cache(packed_base: Any, output: str, place: dict[str, Any]) -> None:
-    given = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
+    arguments = (AUGMENTS["scaled"],) if output == "ops" else (np.asarray, output)
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
-        assert items(reader, *given) == items(packed_base, *given) == items(reader, *given)
+        assert items(reader, *arguments) == items(packed_base, *arguments) == items(reader, *arguments)
         assert reader.stats().hits == len(IMAGES)
 
 
@@ -240,7 +240,7 @@ def test_reading_gives_the_stored_images(base: Any, place: dict[str, Any]) -> No
             assert encoded[i][0] == data and np.array_equal(unchanged[i][0], others[i][0])
         assert reader.fingerprint == base.fingerprint
         assert (reader.sizes() == base.sizes()).all()
-        assert all((ours == theirs).all() for ours, theirs in zip(reader.info, base.info, strict=True))
+        assert all((cached == stored).all() for cached, stored in zip(reader.info, base.info, strict=True))
 
 
 @pytest.mark.parametrize("share", [0, 0.5, 1])
@@ -263,8 +263,8 @@ def test_the_sources_of_dali_and_rocal_get_jpegs(packed_base: Any, place: dict[s
     with readers.cached(good, keep=KEEP, **place) as reader:
         reader.prefill()
         for make in (dali_source, rocal_source):
-            ours, theirs = make(reader), make(good)
-            assert len(ours) == len(good) and ours == theirs
+            cached, plain = make(reader), make(good)
+            assert len(cached) == len(good) and cached == plain
 
 
 # --- runs ---------------------------------------------------------------------------------------------------------
@@ -273,18 +273,18 @@ def test_runs_continue_with_and_without_the_cache(packed_base: Any, place: dict[
         loader = ImageLoader(reader, 3, augment=AUGMENTS["a box, scaled"], seed=7, threads=2)
         if state is not None:
             loader.load_state_dict(state)
-        found: list[bytes] = []
+        digests: list[bytes] = []
         for batch in loader:
-            found.append(_digest(batch))
-            if len(found) == stop:
+            digests.append(_digest(batch))
+            if len(digests) == stop:
                 break
-        return found, loader.state_dict()
+        return digests, loader.state_dict()
 
     whole, _ = run(packed_base)
     with readers.cached(packed_base, keep=KEEP, **place) as reader:
         for first, then in ((packed_base, reader), (reader, packed_base), (reader, reader)):
-            found, state = run(first, stop=2)
-            assert found + run(then, state)[0] == whole
+            digests, state = run(first, stop=2)
+            assert digests + run(then, state)[0] == whole
 
 
 def test_workers_share_coefficients(packed_base: Any, place: dict[str, Any]) -> None:
@@ -307,8 +307,8 @@ def rank_epoch(path: Path, place: dict[str, Any], rank: int) -> list[bytes]:
 def test_two_ranks_at_once(packed_base: Any, place: dict[str, Any], spawned: ProcessPoolExecutor) -> None:
     persisting = {**place, "persist": True}
     other = spawned.submit(rank_epoch, packed_base.path, persisting, 1)
-    for rank, found in enumerate((rank_epoch(packed_base.path, persisting, 0), other.result(timeout=120))):
-        assert found == batches(packed_base, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
+    for rank, epoch in enumerate((rank_epoch(packed_base.path, persisting, 0), other.result(timeout=120))):
+        assert epoch == batches(packed_base, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
     slow = SlowReader(packed_base)
     with readers.cached(slow, keep=KEEP, **persisting) as reader:
         slow.reads.clear()  # of the measurement

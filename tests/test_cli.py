@@ -84,13 +84,13 @@ def test_orders_are_compared(packed: Path) -> None:
     assert [report["name"] for report in reports] == names
     assert all(report["amplification"]["1048576"] >= 1 for report in reports) and reports[-1]["quality"] == 1
     assert "Recommended: order = readers.order." in shown and "measured" in shown
-    given = ("--bandwidth", "1GB", "--latency", 20)
+    rates = ("--bandwidth", "1GB", "--latency", 20)
     for more, name in ((("--memory", "1GB"), "woven"), (("--memory", "1B"), "Shuffled"), (("--need", 1), "Shuffled")):
-        advice = json.loads(output("order", packed, "--split", "train", "--json", *given, *more))
+        advice = json.loads(output("order", packed, "--split", "train", "--json", *rates, *more))
         assert advice["measured"] is False and advice["latency_s"] == 0.02
         if name == "Shuffled":
             assert "readers.order.Shuffled" in advice["use"] and "nothing mixes better" in advice["reason"]
-    assert all(one["samples_s"] > 0 and one["first_batch_s"] >= 0.02 for one in advice["orders"])
+    assert all(order["samples_s"] > 0 and order["first_batch_s"] >= 0.02 for order in advice["orders"])
     with pytest.raises(ValueError, match="latency_s is 0"):
         library.recommend_order(packed, "train", latency_s=0)
     with readers.open(packed, "train") as reader:
@@ -273,7 +273,7 @@ def test_examples_run(place: Path, tmp_path: Path, cli_run: Packer, monkeypatch:
                 failed[" ".join(words)] = out + err
     finally:
         os.sched_setaffinity(0, cpus)
-    assert len(lines) > 30 and not failed, "\n".join(f"{line}\n   {said}" for line, said in failed.items())
+    assert len(lines) > 30 and not failed, "\n".join(f"{line}\n   {error}" for line, error in failed.items())
 
 
 # --- errors and statuses --------------------------------------------------------------------------------------------
@@ -390,7 +390,7 @@ def test_ctrl_c_again_and_again_ends_a_command_without_a_traceback(tmp_path: Pat
 
 def test_closed_full_and_broken_streams(tree: Path, packed: Path, tmp_path: Path) -> None:
     """A shard never gets the descriptor of a closed stream."""
-    for command, status, said in (
+    for command, status, message in (
         (f"verify {packed} >&-", 0, ""),
         (f"convert {tree} --to hdf5 -o {tmp_path / 'out'} >&- 2>&-", 0, ""),
         (f"inspect {packed} >/dev/full", 1, "packer: No space left on device; "),
@@ -398,7 +398,7 @@ def test_closed_full_and_broken_streams(tree: Path, packed: Path, tmp_path: Path
     ):
         line = f"{shlex.join(PACKER)} {command}"
         done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == status and done.stderr.startswith(said), (command, done.stderr)
+        assert done.returncode == status and done.stderr.startswith(message), (command, done.stderr)
         assert not re.search("Traceback|Exception|BrokenPipe", done.stderr), done.stderr
     assert library.verify(tmp_path / "out", deep=True, workers=1).ok
 
@@ -526,7 +526,7 @@ def test_colours_are_only_for_terminals_that_allow_them(terminal: Terminal, monk
 
 # --- logs and versions ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "notes"),
     [
         ("convert images --to tar -o {out}/set --workers 1", ["2 shards of tar planned", "000000.tar: done, 1 of 2"]),
         ("verify images-tar --workers 1", ["opened ", "train-000000.tar (8 samples, ", "done, 2 of 2"]),
@@ -536,7 +536,7 @@ def test_colours_are_only_for_terminals_that_allow_them(terminal: Terminal, monk
     ],
 )  # fmt: skip
 def test_only_verbose_logs_the_steps(
-    line: str, said: list[str], place: Path, tmp_path: Path, cli_run: Packer, monkeypatch: pytest.MonkeyPatch
+    line: str, notes: list[str], place: Path, tmp_path: Path, cli_run: Packer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With --json there are no notes, and stdout is one document."""
     monkeypatch.chdir(place)
@@ -545,7 +545,7 @@ def test_only_verbose_logs_the_steps(
     logged = [text for text in err.splitlines() if re.match(r"packer: +\d+\.\d{3} s  ", text)]
     assert logged == err.splitlines()
     assert "packer 0.1.0, Python" in logged[0] and "of memory in one process" in logged[-1]
-    for text in said:
+    for text in notes:
         assert any(text in entry for entry in logged), err
     quiet = cli_run(*line.format(out=tmp_path / "b").split(), "--json")
     assert quiet[0] == 0 and quiet[2] == ""

@@ -120,10 +120,10 @@ def test_wild_coefficients_have_the_same_pixels_or_are_refused(sampling: tuple[i
     for largest in (200, 900, 2000, 8191, 12_000):
         for _ in range(4):
             blocks = random_blocks(rng, 40, 40, factors, largest)
-            for one in blocks:
-                one[..., 0] = rng.integers(-largest, largest + 1, one.shape[:2])
+            for component in blocks:
+                component[..., 0] = rng.integers(-largest, largest + 1, component.shape[:2])
             data = Jpeg(40, 40, factors, blocks).encode()
-            if max(int(abs(one).max()) for one in blocks) > 8191:
+            if max(int(abs(component).max()) for component in blocks) > 8191:
                 with pytest.raises(Refused, match="beyond what images of 8 bits have"):
                     encode_strictly(data, 200)
             else:
@@ -138,8 +138,8 @@ def test_wild_coefficients_have_the_same_pixels_or_are_refused(sampling: tuple[i
 def test_wide_steps_have_their_pixels() -> None:
     """16-bit tables, as from quality 1 without a limit."""
     blocks = random_blocks(np.random.default_rng(1), 30, 30, COLOUR, largest=3)
-    for one in blocks:
-        one[..., 0] = np.clip(one[..., 0], -3, 3)
+    for component in blocks:
+        component[..., 0] = np.clip(component[..., 0], -3, 3)
     steps = np.random.default_rng(2).integers(200, 2500, 64)
     check(Jpeg(30, 30, COLOUR, blocks, steps, process=0xC1).encode())
 
@@ -150,8 +150,8 @@ def test_wide_steps_have_their_pixels() -> None:
 def test_scales_have_their_pixels(sampling: str, factor: int) -> None:
     for height, width in [(8 + n, 25 - n) for n in range(17)] + [(231, 310), (9, 200), (64, 64), (120, 8)]:
         for data in (made_jpeg(height, width, sampling), made_jpeg(height, width, sampling, 30, noise=True)):
-            found = decode(encode_strictly(data, 200), Region(0, 0, height, width, factor))
-            assert np.array_equal(found, reduced(data, factor)), (height, width)
+            pixels = decode(encode_strictly(data, 200), Region(0, 0, height, width, factor))
+            assert np.array_equal(pixels, reduced(data, factor)), (height, width)
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, "gray"])
@@ -166,8 +166,8 @@ def test_any_box_has_the_pixels_of_the_whole_image(sampling: str) -> None:
         for _ in range(150):
             factor = int(rng.choice(list(scaled)))
             region = random_region(rng, whole.shape, scaled[factor].shape[:2], factor)
-            top, left, found = region.top // factor, region.left // factor, decode(kept, region)
-            assert np.array_equal(found, scaled[factor][top : top + len(found), left : left + found.shape[1]]), region
+            top, left, box = region.top // factor, region.left // factor, decode(kept, region)
+            assert np.array_equal(box, scaled[factor][top : top + len(box), left : left + box.shape[1]]), region
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -225,12 +225,12 @@ def test_the_bytes_are_as_documented() -> None:
         blocks = random_blocks(rng, 30, 50, factors, largest=700)
         steps = rng.integers(1, 10, 64)
         kept = encode_strictly(Jpeg(30, 50, factors, blocks, steps).encode())
-        found, tables = stored_coefficients(kept)
-        assert len(found) == len(blocks)
+        components, tables = stored_coefficients(kept)
+        assert len(components) == len(blocks)
         natural = np.argsort(ZIGZAG)
-        for one, table, written in zip(found, tables, blocks, strict=True):
-            rows, columns = one.shape[:2]
-            assert np.array_equal(one.reshape(rows, columns, 64), written[:rows, :columns, natural])
+        for component, table, written in zip(components, tables, blocks, strict=True):
+            rows, columns = component.shape[:2]
+            assert np.array_equal(component.reshape(rows, columns, 64), written[:rows, :columns, natural])
             assert np.array_equal(table.reshape(64), steps[natural])
     # Caches on a disk outlive versions: a new layout needs a new version number.
     blocks = [np.zeros((1, 1, 64), np.int64)]
@@ -262,7 +262,7 @@ def _changed(data: bytes, marker: int, offset: int, value: int) -> bytes:
 def _part(scans: int) -> bytes:
     """The first scans of a progressive JPEG, with an end marker."""
     data = encoded(picture(40, 40), "JPEG", progressive=True)
-    starts = [found.start() for found in re.finditer(rb"\xff\xda", data)]
+    starts = [match.start() for match in re.finditer(rb"\xff\xda", data)]
     return data[: starts[scans]] + b"\xff\xd9"
 
 
@@ -314,11 +314,11 @@ def test_damaged_jpegs_are_refused_or_have_libjpegs_pixels(kind: str) -> None:
     for at in range(2, len(data)):
         if at > start or at % 3 == 0:
             damaged.append(data[:at] + bytes([data[at] ^ int(rng.integers(1, 256))]) + data[at + 1 :])
-    for one in damaged:
-        coefficients = encode(one)
+    for jpeg in damaged:
+        coefficients = encode(jpeg)
         if coefficients is not None and parse_coefficients(coefficients).orientation == 1:
             kept += 1
-            assert np.array_equal(decode(coefficients), decode_image(one))
+            assert np.array_equal(decode(coefficients), decode_image(jpeg))
     assert kept > 20
 
 
@@ -389,8 +389,8 @@ def test_threads_do_not_disturb_each_other() -> None:
     expected = [exact(data) for data in sources]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
-            found = pool.map(lambda data: decode(encode_strictly(data, 200)), sources)
-            assert all(map(np.array_equal, found, expected))
+            decoded = pool.map(lambda data: decode(encode_strictly(data, 200)), sources)
+            assert all(map(np.array_equal, decoded, expected))
 
 
 @pytest.fixture

@@ -95,7 +95,7 @@ def test_the_kernels_on_a_gpu(sampling: str) -> None:
         top, left = (int(rng.integers(-(-side // reduce))) * reduce for side in (height, width))
         regions.append(Region(top, left, height - top, width - left, reduce))
     with DecodeStream(device).decoding():
-        found = decoder.decode(decoder.upload(images, [vetted_shape(image) for image in images]), regions)
-    for image, region, one in zip(images, regions, found, strict=True):
-        assert isinstance(one, Picture)
-        assert np.array_equal(one.pixels.permute(1, 2, 0).cpu().numpy(), decode(image, region))
+        pictures = decoder.decode(decoder.upload(images, [vetted_shape(image) for image in images]), regions)
+    for image, region, picture in zip(images, regions, pictures, strict=True):
+        assert isinstance(picture, Picture)
+        assert np.array_equal(picture.pixels.permute(1, 2, 0).cpu().numpy(), decode(image, region))

@@ -29,14 +29,14 @@ SEED = os.environ.get("SEED", "1")
 KINDS = ("decode", "encode", "strips", "affine", "files")
 
 
-def fuzz(what: str, trials: int, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PROGRAM, what, str(trials), SEED]
+def fuzz(target: str, trials: int, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, PROGRAM, target, str(trials), SEED]
     paths = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": paths, **environ}
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=7200, check=False)
 
 
-def check(done: subprocess.CompletedProcess[str], what: str, trials: int) -> None:
+def check(done: subprocess.CompletedProcess[str], target: str, trials: int) -> None:
     """No fault occurs, and most trials reach the codec's loops."""
     assert done.returncode == 0, (done.returncode, done.stderr[-3000:])
     counts = eval(done.stdout)
@@ -49,24 +49,24 @@ def check(done: subprocess.CompletedProcess[str], what: str, trials: int) -> Non
     )
     assert sum(counts.values()) == trials and sum(counts.get(how, 0) for how in reached) > trials / 2, counts
     assert max(counts.get(how, 0) for how in ("decoded", "encoded")) > trials / 20, counts
-    print(f"\n{what}: {trials:,} trials, seed {SEED}: {done.stdout.strip()}")
+    print(f"\n{target}: {trials:,} trials, seed {SEED}: {done.stdout.strip()}")
 
 
-@pytest.mark.parametrize("what", KINDS)
-def test_damage_never_leads_outside_of_the_memory(what: str) -> None:
-    check(fuzz(what, 1000), what, 1000)
+@pytest.mark.parametrize("target", KINDS)
+def test_damage_never_leads_outside_of_the_memory(target: str) -> None:
+    check(fuzz(target, 1000), target, 1000)
 
 
-@pytest.mark.parametrize("what", ["read", "write", "read-facts"])
-def test_an_access_outside_of_the_memory_ends_the_process(what: str) -> None:
+@pytest.mark.parametrize("target", ["read", "write", "read-facts"])
+def test_an_access_outside_of_the_memory_ends_the_process(target: str) -> None:
     """The assumptions of the other tests."""
-    assert fuzz(what, 1).returncode == -signal.SIGSEGV
+    assert fuzz(target, 1).returncode == -signal.SIGSEGV
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("what", KINDS)
-def test_damage_never_leads_outside_of_the_memory_for_long(what: str) -> None:
-    check(fuzz(what, TRIALS), what, TRIALS)
+@pytest.mark.parametrize("target", KINDS)
+def test_damage_never_leads_outside_of_the_memory_for_long(target: str) -> None:
+    check(fuzz(target, TRIALS), target, TRIALS)
 
 
 @pytest.fixture(scope="module")
@@ -89,26 +89,26 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     include = f"-I{sysconfig.get_path('include')}"
     command = ["gcc", *flags, include, *sources, "-o", folder / "native.so", "-lm"]
     subprocess.run(command, check=True, timeout=600)
-    found = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    return {"CODEC": str(folder), "LD_PRELOAD": found.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    library = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    return {"CODEC": str(folder), "LD_PRELOAD": library.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
 
 
 @pytest.mark.faults
 @pytest.mark.parametrize("variant", ["avx2", "avx2_tables", "sse4", "neon", "plain"])
-@pytest.mark.parametrize("what", KINDS)
-def test_damage_causes_no_sanitizer_report(what: str, variant: str, sanitized: dict[str, str]) -> None:
-    done = fuzz(what, max(100, TRIALS // 10), VARIANT=variant, **sanitized)
+@pytest.mark.parametrize("target", KINDS)
+def test_damage_causes_no_sanitizer_report(target: str, variant: str, sanitized: dict[str, str]) -> None:
+    done = fuzz(target, max(100, TRIALS // 10), VARIANT=variant, **sanitized)
     if "no variant" in done.stderr:
         pytest.skip(f"this CPU has no variant {variant}")
-    check(done, f"{what}, {variant}, sanitized", max(100, TRIALS // 10))
+    check(done, f"{target}, {variant}, sanitized", max(100, TRIALS // 10))
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("what", ["read", "write", "read-facts"])
-def test_sanitizers_report_planted_faults(what: str, sanitized: dict[str, str]) -> None:
-    done = fuzz(f"{what}-heap", 1, **sanitized)
+@pytest.mark.parametrize("target", ["read", "write", "read-facts"])
+def test_sanitizers_report_planted_faults(target: str, sanitized: dict[str, str]) -> None:
+    done = fuzz(f"{target}-heap", 1, **sanitized)
     assert (
         done.returncode
-        and f"{what[:5].strip('-').upper()} of size" in done.stderr
+        and f"{target[:5].strip('-').upper()} of size" in done.stderr
         and "heap-buffer-overflow" in done.stderr
     )

@@ -73,9 +73,9 @@ def test_a_run_of_moves_is_one_affine_map_of_pillows(
     mode = Image.Resampling.BILINEAR if load is LOAD else Image.Resampling.NEAREST
     plan = plan_for(ops, IMAGES)
     made = on_the_cpu(ops, IMAGES, compose=True)
-    for number, (image, ours) in enumerate(zip(IMAGES, made.permute(0, 2, 3, 1).numpy(), strict=True)):
+    for number, (image, pixels) in enumerate(zip(IMAGES, made.permute(0, 2, 3, 1).numpy(), strict=True)):
         expected = by_pillow(plan, number, image, 80, mode)
-        assert np.abs(ours.astype(int) - expected).mean() < 1.0  # Pillow truncates bilinear values
+        assert np.abs(pixels.astype(int) - expected).mean() < 1.0  # Pillow truncates bilinear values
     on_device = on_a_device(ops, IMAGES, compose=True, engine="torch")
     monkeypatch.setattr("readers.coefficients.unsupported_reason", lambda: "missing")
     by_torch = on_the_cpu(ops, IMAGES, compose=True)
@@ -174,12 +174,12 @@ def test_undecoded_images_are_composed_alike(values: str, tmp_path: Path) -> Non
         made = Image.fromarray(image.astype(np.uint16) * 257 if values == "uint16" else image)
     reader = readers.open_folder(tree_of(tmp_path, {"0.tiff": encoded(made, "TIFF")}))
     ops: list[Op] = [*LOAD * 3, CenterCrop(50), Resize(70)]
-    ((found, _),) = ImageLoader(
+    ((images, _),) = ImageLoader(
         reader, 1, **grouped({"augment": ops, "decode": "unchanged", "shuffle": False, "seed": 7})
     )
     expected = on_the_cpu(ops, [np.repeat(image[..., None], 3, 2)], compose=True)
     scale = {"uint8": 1, "uint16": 1 / 257, "float32": 255}[values]
-    assert (found[:, 0].double() * scale - expected[:, 0].double()).abs().max() <= 1
+    assert (images[:, 0].double() * scale - expected[:, 0].double()).abs().max() <= 1
 
 
 # --- the extension ----------------------------------------------------------------------------------------------------

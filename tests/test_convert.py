@@ -42,8 +42,8 @@ def test_tree_round_trip(tree: Path, tmp_path: Path, to: str) -> None:
             assert list(packed.keys) == plain.keys
             assert packed.labels.tolist() == plain.labels.tolist()
             assert [packed.read(i) for i in range(len(packed))] == [plain.read(i) for i in range(len(plain))]
-            for ours, parsed in zip(packed.info, plain.info, strict=True):
-                assert ours.tolist() == parsed.tolist()
+            for column, parsed in zip(packed.info, plain.info, strict=True):
+                assert column.tolist() == parsed.tolist()
     assert not (tmp_path / "out" / ".packing").exists()
     assert packer.verify(tmp_path / "out", deep=True, against=tree, workers=1).ok
     if to == "hdf5":

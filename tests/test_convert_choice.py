@@ -150,11 +150,11 @@ def pets(tmp_path: Path) -> Path:
 
 
 def keys_of(path: Path) -> dict[str, list[str]]:
-    found = {}
+    by_split = {}
     for split in json.loads((path / "dataset.json").read_text())["splits"]:
         with readers.open(path, split) as reader:
-            found[split] = [f"{reader.classes[reader.labels[i]]}:{key}" for i, key in enumerate(reader.keys)]
-    return {split: keys for split, keys in found.items() if keys}
+            by_split[split] = [f"{reader.classes[reader.labels[i]]}:{key}" for i, key in enumerate(reader.keys)]
+    return {split: keys for split, keys in by_split.items() if keys}
 
 
 @pytest.mark.parametrize(

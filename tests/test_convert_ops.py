@@ -101,10 +101,10 @@ def test_masks_boxes_and_points_follow(tmp_path: Path, ops: list[Op], indexed: b
     assert packer.verify(tmp_path / "out", deep=True).ok
     fields = ("image", "mask", "boxes", "box_labels", "points", "caption", "label")
     with readers.open(tmp_path / "plain") as before, readers.open(tmp_path / "out") as after:
-        wanted, made = ImageDataset(before, ops, fields=fields), ImageDataset(after, fields=fields)
+        trained, made = ImageDataset(before, ops, fields=fields), ImageDataset(after, fields=fields)
         for i in range(3):
-            for name, one, other in zip(fields, wanted[i], made[i], strict=True):
-                assert torch.equal(one, other) if isinstance(one, torch.Tensor) else one == other, name
+            for name, expected, other in zip(fields, trained[i], made[i], strict=True):
+                assert torch.equal(expected, other) if isinstance(expected, torch.Tensor) else expected == other, name
 
 
 def test_a_mask_from_a_file_keeps_its_numbers_and_gets_a_matching_name(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_a_mask_from_a_file_keeps_its_numbers_and_gets_a_matching_name(tmp_path:
     convert(opened, tmp_path / "out", ops=[CenterCrop(32)])
     with readers.open(tmp_path / "out") as reader:
         assert reader.table.name(0, "mask") == "m.png"
-        found = np.asarray(Image.open(io.BytesIO(bytes(reader.read(0, "mask")))))
-        assert np.array_equal(found, mask[16:48, 24:56])
+        packed = np.asarray(Image.open(io.BytesIO(bytes(reader.read(0, "mask")))))
+        assert np.array_equal(packed, mask[16:48, 24:56])
 
 
 @pytest.mark.parametrize(

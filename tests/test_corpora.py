@@ -31,7 +31,7 @@ COLUMNS = ("files", "Pillow", "same", "by name", "refused", "differ", "crash", "
 
 def examined(files: list[Path]) -> list[dict[str, str | int]]:
     """The worker's verdict on each file, with some files a process; "died" for a file that ended the process."""
-    said: list[dict[str, str | int]] = []
+    words: list[dict[str, str | int]] = []
     environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     while files:
         some = files[:FILES_A_PROCESS]
@@ -45,18 +45,18 @@ def examined(files: list[Path]) -> list[dict[str, str | int]]:
             check=False,
         )
         lines = [json.loads(line) for line in done.stdout.splitlines()]
-        said += [line for line in lines if "word" in line]
+        words += [line for line in lines if "word" in line]
         begun = sum("begun" in line for line in lines)
         assert begun, f"the worker did not start: {done.stderr}"
         if "begun" in lines[-1]:
-            said.append({"path": lines[-1]["begun"], "word": "died", "reason": f"exit {done.returncode}", "peak": 0})
+            words.append({"path": lines[-1]["begun"], "word": "died", "reason": f"exit {done.returncode}", "peak": 0})
         files = files[begun:]
-    return said
+    return words
 
 
 def files_of(folder: Path) -> list[Path]:
-    found = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return sorted(path for path in found if "\n" not in str(path))
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return sorted(path for path in files if "\n" not in str(path))
 
 
 @pytest.mark.corpora
@@ -66,16 +66,16 @@ def test_images_that_pillow_reads_are_read_with_its_pixels() -> None:
     wrong: list[str] = []
     print(f"\n{'corpus':20}", *(f"{name:>8}" for name in COLUMNS))
     for folder in CORPORA:
-        said = examined(files_of(folder))
-        assert said, f"{folder}: no files"
-        count = Counter(str(line["word"]) for line in said)
+        verdicts = examined(files_of(folder))
+        assert verdicts, f"{folder}: no files"
+        count = Counter(str(line["word"]) for line in verdicts)
         read = sum(count[word] for word in ("same", "by name", "refused", "differs"))
         crashes = count["crashed"] + count["died"]
-        peak = max(int(line["peak"]) for line in said) >> 20
+        peak = max(int(line["peak"]) for line in verdicts) >> 20
         words = (count[word] for word in ("same", "by name", "refused", "differs"))
         others = (crashes, count["neither"], count["ours alone"], peak)
-        print(f"{folder.name:20}", *(f"{number:8}" for number in (len(said), read, *words, *others)), flush=True)
-        wrong += [f"{line['path']}: {line['word']}: {line['reason']}" for line in said if line["word"] in WRONG]
+        print(f"{folder.name:20}", *(f"{number:8}" for number in (len(verdicts), read, *words, *others)), flush=True)
+        wrong += [f"{line['path']}: {line['word']}: {line['reason']}" for line in verdicts if line["word"] in WRONG]
     assert not wrong, "\n".join(wrong[:50])
 
 
@@ -92,6 +92,6 @@ def test_the_corpus_worker_detects_wrong_results(tmp_path: Path) -> None:
     }
     for name, (data, _) in files.items():
         (tmp_path / name).write_bytes(data)
-    said = {Path(str(line["path"])).name: line for line in examined(files_of(tmp_path))}
-    assert {name: said[name]["word"] for name in files} == {name: word for name, (_, word) in files.items()}
-    assert all(0 < int(line["peak"]) < 2 << 30 for line in said.values())
+    verdicts = {Path(str(line["path"])).name: line for line in examined(files_of(tmp_path))}
+    assert {name: verdicts[name]["word"] for name in files} == {name: word for name, (_, word) in files.items()}
+    assert all(0 < int(line["peak"]) < 2 << 30 for line in verdicts.values())

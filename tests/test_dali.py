@@ -66,7 +66,7 @@ def decoded(data: list[bytes]) -> list[np.ndarray[Any, Any]]:
     """The whole images, decoded by DALI."""
     pipe = dali.Pipeline(batch_size=len(data), num_threads=2, device_id=None)
     with pipe:
-        encoded = fn.external_source(lambda: [np.frombuffer(one, np.uint8) for one in data], dtype=dali.types.UINT8)
+        encoded = fn.external_source(lambda: [np.frombuffer(jpeg, np.uint8) for jpeg in data], dtype=dali.types.UINT8)
         pipe.set_outputs(fn.decoders.image(encoded, output_type=dali.types.RGB))
     (images,) = pipe.run()
     return [np.array(images[i]) for i in range(len(data))]
@@ -82,10 +82,10 @@ def test_samples_labels_and_crops_equal_those_of_our_loader(
     )
     if kind == "cached":
         reader = readers.cached(reader, **place)
-    ours = ImageLoader(reader, 8, augment=CROPS, seed=3, decode=Decode(layout="NCHW"), threads=1)
-    theirs = DaliLoader(reader, 8, augment=CROPS, seed=3)
-    same_epochs(ours, theirs)
-    del ours, theirs
+    loader = ImageLoader(reader, 8, augment=CROPS, seed=3, decode=Decode(layout="NCHW"), threads=1)
+    dali_loader = DaliLoader(reader, 8, augment=CROPS, seed=3)
+    same_epochs(loader, dali_loader)
+    del loader, dali_loader
     reader.close()
 
 
@@ -114,12 +114,12 @@ def test_whole_images_equal_ours_to_the_bit(reader: readers.Reader) -> None:
 def test_layouts_and_dtypes(reader: readers.Reader) -> None:
     ops = [*CROPS, Normalize((0.5,) * 3, (0.5,) * 3)]
     for layout in ("NCHW", "NHWC"):
-        ours = ImageLoader(reader, 8, augment=ops, seed=5, decode=Decode(layout=layout), threads=1)
+        loader = ImageLoader(reader, 8, augment=ops, seed=5, decode=Decode(layout=layout), threads=1)
         options = PipelineOptions(layout=layout, dtype="float16", fused_decoding=False)
-        theirs = DaliLoader(reader, 8, augment=ops, seed=5, options=options)
-        images, labels = next(iter(theirs))
+        dali_loader = DaliLoader(reader, 8, augment=ops, seed=5, options=options)
+        images, labels = next(iter(dali_loader))
         assert images.dtype == torch.float16 and labels.dtype == torch.int64
-        same_pixels(next(iter(ours))[0], images, 127.5)
+        same_pixels(next(iter(loader))[0], images, 127.5)
     images, _ = next(iter(DaliLoader(reader, 8, augment=CROPS, options=PipelineOptions(dtype="float32"))))
     assert images.dtype == torch.float32 and 0 <= float(images.min()) < 0.1 and 0.9 < float(images.max()) <= 1
 
@@ -133,12 +133,12 @@ def test_all_media_that_both_decode() -> None:
     data += [encoded(image.convert(mode), "JPEG") for mode in ("L", "CMYK")]
     data += [encoded(image.convert(mode), "PNG") for mode in ("L", "P", "RGBA")]
     data += [encoded(image, "BMP"), encoded(image, "JPEG", progressive=True), encoded(image, "JPEG", subsampling=2)]
-    for one, theirs in zip(data, decoded(data), strict=True):
-        assert np.array_equal(decode_image(one), theirs), one[:16]
+    for content, pixels in zip(data, decoded(data), strict=True):
+        assert np.array_equal(decode_image(content), pixels), content[:16]
     deep = Image.fromarray(np.random.default_rng(1).integers(0, 65536, (20, 30), np.uint16))
     grey = [encoded(deep, kind) for kind in ("PNG", "TIFF")]
-    for one, theirs in zip(grey, decoded(grey), strict=True):
-        assert np.abs(decode_image(one).astype(int) - theirs).max() <= 1
+    for content, pixels in zip(grey, decoded(grey), strict=True):
+        assert np.abs(decode_image(content).astype(int) - pixels).max() <= 1
 
 
 @pytest.mark.parametrize(
@@ -173,19 +173,19 @@ def test_the_graph_for_a_gpu_can_be_defined(reader: readers.Reader) -> None:
 
 # --- epochs and resume ------------------------------------------------------------------------------------------
 def test_states_are_shared_with_our_loader(reader: readers.Reader) -> None:
-    ours = ImageLoader(reader, 8, augment=CROPS, seed=7, decode=Decode(layout="NCHW"), threads=1)
-    batches = iter(ours)
+    loader = ImageLoader(reader, 8, augment=CROPS, seed=7, decode=Decode(layout="NCHW"), threads=1)
+    batches = iter(loader)
     next(batches)
-    state = ours.state_dict()
-    theirs = DaliLoader(reader, 8, augment=CROPS, seed=0)
+    state = loader.state_dict()
+    dali_loader = DaliLoader(reader, 8, augment=CROPS, seed=0)
     with pytest.warns(UserWarning, match="began with the decoder 'cpu' and continues with 'dali'"):
-        theirs.load_state_dict(state)
-    for (images, labels), (others, other_labels) in zip(batches, theirs, strict=True):
+        dali_loader.load_state_dict(state)
+    for (images, labels), (others, other_labels) in zip(batches, dali_loader, strict=True):
         assert labels.tolist() == other_labels.tolist()
         same_pixels(images, others)
-    assert theirs.state_dict() == {**ours.state_dict(), "decoder": "dali"}
+    assert dali_loader.state_dict() == {**loader.state_dict(), "decoder": "dali"}
     with pytest.raises(ResumeError, match="of the data set"):
-        theirs.load_state_dict({**state, "fingerprint": "other"})
+        dali_loader.load_state_dict({**state, "fingerprint": "other"})
 
 
 def test_a_closed_loader_continues(reader: readers.Reader) -> None:
@@ -236,12 +236,12 @@ def test_a_pipeline_of_single_samples(reader: readers.Reader) -> None:
         return external_source(reader, 8, seed=5, parallel=parallel, per=per)[::-1]
 
     def epoch(**options: Any) -> list[list[int]]:
-        pipe, found = labels_only(enable_conditionals=True, **options), []
+        pipe, labels = labels_only(enable_conditionals=True, **options), []
         while True:
             try:
-                found.append(np.array(pipe.run()[0].as_array()).ravel().tolist())
+                labels.append(np.array(pipe.run()[0].as_array()).ravel().tolist())
             except StopIteration:
-                return found
+                return labels
 
     expected = epoch(per="batch", parallel=False)
     assert len(expected) == 5 and epoch(per="sample", parallel=False) == expected
@@ -326,14 +326,14 @@ def test_bad_samples_are_skipped(packed: Callable[[str], Path], tmp_path: Path) 
     bad = (3, 13, 14, 41)
     with readers.open(damaged(packed, tmp_path / "set", bad)) as reader:
         options = PipelineOptions(workers=2, start_method="fork")
-        given: dict[str, Any] = {"augment": CROPS, "shuffle": False, "on_error": "skip", "seed": 3}
-        theirs = DaliLoader(reader, 8, options=options, output="numpy", **grouped(given))
-        ours = ImageLoader(reader, 8, **grouped({"decode": Decode(layout="NCHW"), "threads": 1, **given}))
+        shared: dict[str, Any] = {"augment": CROPS, "shuffle": False, "on_error": "skip", "seed": 3}
+        dali_loader = DaliLoader(reader, 8, options=options, output="numpy", **grouped(shared))
+        loader = ImageLoader(reader, 8, **grouped({"decode": Decode(layout="NCHW"), "threads": 1, **shared}))
         for epoch in range(2):
             with pytest.warns(UserWarning, match=rf"epoch {epoch}: 4 bad samples were skipped, the first is sample 3 "):
-                same_epochs(ours, theirs, epochs=1)
-            assert theirs.bad_samples == ours.bad_samples
-        theirs.close()
+                same_epochs(loader, dali_loader, epochs=1)
+            assert dali_loader.bad_samples == loader.bad_samples
+        dali_loader.close()
 
 
 def test_a_sample_that_only_dali_cannot_decode_is_left_out_of_a_new_pipeline(tmp_path: Path) -> None:
@@ -451,9 +451,9 @@ def test_calls_in_any_order_and_process_give_the_same_batches(small: readers.Rea
         (a, *columns), (b, *same) = call(info(epoch, step)), other(info(epoch, step))
         assert [x.tobytes() for x in a] == [x.tobytes() for x in b]
         assert all((x == y).all() for x, y in zip(columns, same, strict=True))
-        one = pickle.loads(pickle.dumps(SampleSource(source)))
+        copied = pickle.loads(pickle.dumps(SampleSource(source)))
         for row in (5, 0):
-            image, *rest = one(info(epoch, step, row))
+            image, *rest = copied(info(epoch, step, row))
             assert image.tobytes() == a[row].tobytes()
             assert all((x == y[row]).all() for x, y in zip(rest, columns, strict=True))
 

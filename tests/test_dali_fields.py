@@ -52,12 +52,12 @@ def reader(place: Path) -> Iterator[readers.Reader]:
 def test_fields_equal_those_of_our_loader_and_match_their_images(reader: readers.Reader, ops: list[Any]) -> None:
     fields = FieldOptions(names=NAMES, min_visible=0.2)
     options: dict[str, Any] = {"augment": ops, "fields": fields, "seed": 3, "tail": "exact"}
-    ours = ImageLoader(reader, 7, **grouped({"threads": 1, "decode": Decode(layout="NCHW"), **options}))
-    theirs = DaliLoader(reader, 7, options=PipelineOptions(threads=2), **grouped(options))
+    loader = ImageLoader(reader, 7, **grouped({"threads": 1, "decode": Decode(layout="NCHW"), **options}))
+    dali_loader = DaliLoader(reader, 7, options=PipelineOptions(threads=2), **grouped(options))
     for epoch in range(2):
-        expected, found = by_index(ours), by_index(theirs)
-        assert list(found) == list(expected) and sorted(found) == list(range(COUNT)), epoch
-        for index, sample in found.items():
+        expected, samples = by_index(loader), by_index(dali_loader)
+        assert list(samples) == list(expected) and sorted(samples) == list(range(COUNT)), epoch
+        for index, sample in samples.items():
             check_aligned(sample)
             assert all(same(sample[name], expected[index][name]) for name in FIELDS), index
 
@@ -107,11 +107,11 @@ def test_a_bad_field_makes_a_bad_sample(
     read_many = type(reader).read_many
 
     def damaged(self: Any, indices: Any, field: str = "image") -> Any:
-        found = list(read_many(self, indices, field))
+        batches = list(read_many(self, indices, field))
         for i, index in enumerate(list(indices)):
             if (int(index), field) in ((5, "mask"), (9, "boxes")):
-                found[i] = bytes(found[i])[:-30]
-        return found
+                batches[i] = bytes(batches[i])[:-30]
+        return batches
 
     monkeypatch.setattr(type(reader), "read_many", damaged)
     options: dict[str, Any] = {"augment": OPS, "fields": NAMES, "shuffle": False, "on_error": on_error}
@@ -121,17 +121,17 @@ def test_a_bad_field_makes_a_bad_sample(
             list(loader)
         return
     with pytest.warns(UserWarning, match="2 bad samples were"):
-        found = list(loader)
+        batches = list(loader)
     assert [(bad.index, bad.reason.partition(":")[0]) for bad in loader.bad_samples] == [
         (5, "field mask"),
         (9, "field boxes"),
     ]
-    rows = [row for batch in found for row in batch[NAMES.index("index")].tolist()]
+    rows = [row for batch in batches for row in batch[NAMES.index("index")].tolist()]
     with pytest.warns(UserWarning, match="2 bad samples were"):
-        ours = list(ImageLoader(reader, 6, **grouped({"threads": 1, **options})))
-    assert rows == [row for batch in ours for row in batch[NAMES.index("index")].tolist()] and not {5, 9} & {*rows}
+        plain = list(ImageLoader(reader, 6, **grouped({"threads": 1, **options})))
+    assert rows == [row for batch in plain for row in batch[NAMES.index("index")].tolist()] and not {5, 9} & {*rows}
     for name in FIELDS:
-        column, expected = ([one for batch in some for one in batch[NAMES.index(name)]] for some in (found, ours))
+        column, expected = ([v for batch in some for v in batch[NAMES.index(name)]] for some in (batches, plain))
         assert len(column) == len(expected) and all(map(same, column, expected)), name
 
 
@@ -158,24 +158,24 @@ def test_options_that_are_refused(reader: readers.Reader, options: dict[str, Any
 
 
 # --- orders -------------------------------------------------------------------------------------------------------
-def check_images(ours: torch.Tensor, theirs: torch.Tensor, scale: float = 1.0) -> None:
+def check_images(images: torch.Tensor, others: torch.Tensor, scale: float = 1.0) -> None:
     """Equal up to the rounding of DALI and libjpeg, which differs at the edges of drawn shapes."""
-    difference = (ours.double() - theirs.double()).abs() * scale
-    assert ours.shape == theirs.shape and difference.mean() <= MEAN_DIFFERENCE and difference.max() < 12
+    difference = (images.double() - others.double()).abs() * scale
+    assert images.shape == others.shape and difference.mean() <= MEAN_DIFFERENCE and difference.max() < 12
 
 
 def test_a_mixture(reader: readers.Reader) -> None:
     both = readers.concat([reader, reader.select(indices=range(5))])
     order = Mixed([COUNT, 5], [0.5, 0.5], samples=20, seed=2)
     options: dict[str, Any] = {"augment": OPS, "order": order, "fields": ("image", "index", "mask")}
-    ours = ImageLoader(
+    loader = ImageLoader(
         both, 5, **grouped({"decode": Decode(layout="NHWC", exact_colours=True), "threads": 1, **options})
     )
     for _ in range(2):
-        for first, second in zip(ours, DaliLoader(both, 5, options=TWO, **grouped(options)), strict=True):
+        for first, second in zip(loader, DaliLoader(both, 5, options=TWO, **grouped(options)), strict=True):
             assert torch.equal(first[1], second[1]) and torch.equal(first[2], second[2])
             check_images(first[0], second[0])
-        ours.set_epoch(0)
+        loader.set_epoch(0)
 
 
 SHAPES = AspectBuckets(((48, 24), (32, 32), (24, 48)))
@@ -203,17 +203,17 @@ def test_buckets(shapes: Path, ops: list[Any]) -> None:
         order = Bucketed(SHAPES.of(reader.info), (2, 4, 3), 1, seed=5)
         options: dict[str, Any] = {"augment": ops, "order": order, "fields": ("image", "index")}
         scale = 127.5 if any(isinstance(op, Normalize) for op in ops) else 1.0
-        ours = ImageLoader(
+        loader = ImageLoader(
             reader, 4, **grouped({"threads": 1, "decode": Decode(layout="NHWC", exact_colours=True), **options})
         )
-        theirs = DaliLoader(reader, 4, options=TWO, **grouped(options))
-        seen, found = [], set()
+        dali_loader = DaliLoader(reader, 4, options=TWO, **grouped(options))
+        seen, batch_shapes = [], set()
         for _ in range(2):
-            for (images, rows), (others, same_rows) in zip(ours, theirs, strict=True):
+            for (images, rows), (others, same_rows) in zip(loader, dali_loader, strict=True):
                 check_images(images, others, scale)
                 assert rows.tolist() == same_rows.tolist()
-                seen, found = seen + rows.tolist(), found | {tuple(images.shape)}
-        assert {*seen} == {*range(29)} and len(found) == 3
+                seen, batch_shapes = seen + rows.tolist(), batch_shapes | {tuple(images.shape)}
+        assert {*seen} == {*range(29)} and len(batch_shapes) == 3
 
 
 def test_buckets_by_other_columns_are_refused(shapes: Path) -> None:

@@ -83,11 +83,11 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> readers.Reader:
 
 def apart(reader: readers.Reader, ops: list[Op], **options: Any) -> tuple[float, float]:
     """The (largest, mean) difference between DALI's images and ours, of 255, over an epoch."""
-    ours: Any = ImageLoader(reader, 8, augment=ops, seed=2, decode=Decode(compose="exact"))
-    theirs = DaliLoader(reader, 8, augment=ops, seed=2, **options)
-    found = [mine.float() - other.float() for (mine, _), (other, _) in zip(ours, theirs, strict=True)]
+    loader: Any = ImageLoader(reader, 8, augment=ops, seed=2, decode=Decode(compose="exact"))
+    dali_loader = DaliLoader(reader, 8, augment=ops, seed=2, **options)
+    differences = [images.float() - other.float() for (images, _), (other, _) in zip(loader, dali_loader, strict=True)]
     normalize = Recipe(ops).normalize
-    difference = torch.cat(found).abs() * (255 * normalize.std[0] if normalize else 1)
+    difference = torch.cat(differences).abs() * (255 * normalize.std[0] if normalize else 1)
     return float(difference.max()), float(difference.mean())
 
 
@@ -95,8 +95,8 @@ def apart(reader: readers.Reader, ops: list[Op], **options: Any) -> tuple[float,
 def test_dali_gives_the_same_images(name: str, reader: readers.Reader) -> None:
     ops, most, mean = CASES[name]
     ops = ops if Recipe(ops).out_size else [CenterCrop(64), *ops]
-    found = apart(reader, ops)
-    assert found[0] <= most and found[1] <= mean, found
+    measured = apart(reader, ops)
+    assert measured[0] <= most and measured[1] <= mean, measured
 
 
 def test_every_change_of_randaugment(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,9 +111,9 @@ def test_every_change_of_randaugment(reader: readers.Reader, monkeypatch: pytest
 
     monkeypatch.setattr(TrivialAugmentWide, "plan", plan_each)
     loaders = (kind(reader, 24, augment=[CenterCrop(68), EVERY_CHANGE], seed=2) for kind in (ImageLoader, DaliLoader))
-    ours, theirs = (torch.stack([images.float() for _ in range(3) for images, _ in loader]) for loader in loaders)
+    plain, other = (torch.stack([images.float() for _ in range(3) for images, _ in loader]) for loader in loaders)
     for change, (most, mean) in enumerate(bounds):
-        difference = (ours[:, change::14] - theirs[:, change::14]).abs()
+        difference = (plain[:, change::14] - other[:, change::14]).abs()
         assert float(difference.max()) <= most and float(difference.mean()) <= mean, change
 
 
@@ -151,5 +151,5 @@ def test_the_graph_of_ops_for_a_gpu_can_be_defined(reader: readers.Reader) -> No
     source = Source(reader, 8, augment=[*ops, CenterCrop(32), RandAugment()])
     made = pipeline(source, PipelineOptions(device="cuda", device_id=0))
     made._build_graph()
-    on_the_cpu = {type(one._op).__name__ for one in made._ops if one._op.device == "cpu"}
+    on_the_cpu = {type(node._op).__name__ for node in made._ops if node._op.device == "cpu"}
     assert on_the_cpu == {"ExternalSource", "Cast", "Reshape", "_TensorSubscript"}, "the pixels are not on the GPU"

@@ -35,7 +35,7 @@ def packed(tree: Path, pack: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture
-def mine(packed: Path, tmp_path: Path) -> Path:
+def damaged(packed: Path, tmp_path: Path) -> Path:
     """A copy that tests may damage."""
     return Path(shutil.copytree(packed, tmp_path / "set"))
 
@@ -63,11 +63,11 @@ def ways_to_read(reader: Any, index: int) -> list[Callable[[], object]]:
 
 # --- shards -------------------------------------------------------------------------------------------------------
 @BACKENDS
-def test_verify_names_the_damaged_sample(mine: Path, images: list[bytes], backend: Any) -> None:
-    damage(mine, 7)
-    with readers.open(mine, backend=backend) as careless:
+def test_verify_names_the_damaged_sample(damaged: Path, images: list[bytes], backend: Any) -> None:
+    damage(damaged, 7)
+    with readers.open(damaged, backend=backend) as careless:
         assert bytes(careless.read(7)) != images[7], "the test damaged nothing"
-    with readers.open(mine, backend=backend, verify=True) as reader:
+    with readers.open(damaged, backend=backend, verify=True) as reader:
         for call in ways_to_read(reader, 7):
             with pytest.raises(DamagedSampleError, match=r"sample 7 \(key 'cat/cat_007'.* run  packer verify"):
                 call()
@@ -92,11 +92,11 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
 
 @BACKENDS
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_shard_other_than_the_indexed_one(mine: Path, images: list[bytes], backend: Any, damage: str) -> None:
-    path = shard_path(mine, 2)  # samples 12 to 17
+def test_a_shard_other_than_the_indexed_one(damaged: Path, images: list[bytes], backend: Any, damage: str) -> None:
+    path = shard_path(damaged, 2)  # samples 12 to 17
     before = path.stat().st_size
     DAMAGES[damage](path)
-    reader = readers.open(mine, backend=backend)
+    reader = readers.open(damaged, backend=backend)
     for call in [*ways_to_read(reader, 12), lambda: reader.prefetch([12]), lambda: reader.store.check(2)]:
         with bounded(), pytest.raises(StaleIndexError, match=str(path)) as caught:
             call()
@@ -107,8 +107,8 @@ def test_a_shard_other_than_the_indexed_one(mine: Path, images: list[bytes], bac
     assert bytes(reader.read(11)) == images[11] and bytes(reader.read(18)) == images[18], "other shards are affected"
 
 
-def test_a_shard_truncated_while_it_is_open(mine: Path, images: list[bytes]) -> None:
-    reader = readers.open(mine)
+def test_a_shard_truncated_while_it_is_open(damaged: Path, images: list[bytes]) -> None:
+    reader = readers.open(damaged)
     assert reader.read(0) == images[0]
     path, offset, length = reader.byte_range(3)  # type: ignore[misc]
     before, after = path.stat().st_size, offset + length - 1
@@ -180,20 +180,20 @@ TEXTS += [b"{} {}", b"{'kind': 1}", b"[" * 200_000, b'{"a":' * 200_000, b'{"vers
 TEXTS += [b'{"kind": "packer-dataset", "version": %s}' % value for value in (b"NaN", b"1e999")] + [b"\0" * 100]
 
 
-def test_an_invalid_dataset_json(mine: Path) -> None:
+def test_an_invalid_dataset_json(damaged: Path) -> None:
     for text in TEXTS:
-        (mine / "dataset.json").write_bytes(text)
+        (damaged / "dataset.json").write_bytes(text)
         with pytest.raises(DatasetError, match=r"dataset\.json"):
-            readers.open(mine)
+            readers.open(damaged)
 
 
-def test_unknown_members_of_dataset_json_are_ignored(mine: Path) -> None:
+def test_unknown_members_of_dataset_json_are_ignored(damaged: Path) -> None:
     """Later versions may add members; "made" is never interpreted."""
-    content = json.loads((mine / "dataset.json").read_text())
+    content = json.loads((damaged / "dataset.json").read_text())
     content |= {"made": "by hand", "licence": {"name": "CC0"}}
     content["splits"]["train"]["colour"] = "red"
-    (mine / "dataset.json").write_text(json.dumps(content))
-    reader = readers.open(mine)
+    (damaged / "dataset.json").write_text(json.dumps(content))
+    reader = readers.open(damaged)
     assert len(reader) == 36 and reader.dataset.made == {}
 
 
@@ -256,15 +256,15 @@ def test_files_that_are_not_index_columns(tmp_path: Path) -> None:
             Index(tmp_path, 36).field_column("image", "offset")
 
 
-def test_index_columns_are_never_unpickled(mine: Path) -> None:
-    trap = mine / "sprung"
+def test_index_columns_are_never_unpickled(damaged: Path) -> None:
+    trap = damaged / "sprung"
     array = np.array([Trap(str(trap)) for _ in range(36)], object)
     for column in ("image.offset", "shard", "key", "key.offset", "image.name", "label", "image.crc32c"):
-        path = mine / "train.index" / f"{column}.npy"
+        path = damaged / "train.index" / f"{column}.npy"
         data = path.read_bytes()
         np.save(path, array, allow_pickle=True)
         with pytest.raises(DatasetError, match=column):
-            readers.open(mine, verify=True).table.columns.check()
+            readers.open(damaged, verify=True).table.columns.check()
         assert not trap.exists(), "a column was unpickled: opening a set ran its code"
         np.load(path, allow_pickle=True)
         assert trap.exists(), "the trap does not work, so this test proves nothing"
@@ -272,20 +272,20 @@ def test_index_columns_are_never_unpickled(mine: Path) -> None:
         path.write_bytes(data)
 
 
-def test_every_missing_and_every_truncated_column_is_detected(mine: Path) -> None:
-    columns = sorted((mine / "train.index").iterdir())
+def test_every_missing_and_every_truncated_column_is_detected(damaged: Path) -> None:
+    columns = sorted((damaged / "train.index").iterdir())
     assert len(columns) == 15
     for path in columns:
         data = path.read_bytes()
         for size in {0, 1, 9, 40, len(data) - 1}:
             path.write_bytes(data[:size])
             with pytest.raises(DatasetError, match=path.name):
-                readers.open(mine).table.columns.check()
+                readers.open(damaged).table.columns.check()
         path.unlink()
         with pytest.raises(DatasetError, match=f"{path.name}.*missing index column.*packer index"):
-            readers.open(mine).table.columns.check()
+            readers.open(damaged).table.columns.check()
         path.write_bytes(data)
-    readers.open(mine).table.columns.check()
+    readers.open(damaged).table.columns.check()
 
 
 def edit_column(root: Path, name: str, index: int, value: int) -> None:
@@ -296,29 +296,29 @@ def edit_column(root: Path, name: str, index: int, value: int) -> None:
 
 
 @BACKENDS
-def test_extents_outside_the_shard(mine: Path, images: list[bytes], backend: Any) -> None:
+def test_extents_outside_the_shard(damaged: Path, images: list[bytes], backend: Any) -> None:
     """An index is not trusted, not even sums that wrap and huge lengths. No byte is read, and no memory is
     allocated."""
-    size = shard_path(mine, 0).stat().st_size
+    size = shard_path(damaged, 0).stat().st_size
     offsets = (size - 1, size, size + 1, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 2)
     lengths = (size, 1 << 40, 1 << 63, (1 << 64) - 1)
     for column, values in (("image.offset", offsets), ("image.length", lengths)):
-        before = (mine / "train.index" / f"{column}.npy").read_bytes()
+        before = (damaged / "train.index" / f"{column}.npy").read_bytes()
         for value in values:
-            edit_column(mine, column, 2, value)
-            with readers.open(mine, backend=backend) as reader:
+            edit_column(damaged, column, 2, value)
+            with readers.open(damaged, backend=backend) as reader:
                 for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2])]:
                     with pytest.raises(StaleIndexError, match=r"sample 2 .*but the shard has .*packer index"):
                         call()
                 assert bytes(reader.read(1)) == images[1], "a neighbour cannot be read"
-        (mine / "train.index" / f"{column}.npy").write_bytes(before)
+        (damaged / "train.index" / f"{column}.npy").write_bytes(before)
 
 
 @BACKENDS
-def test_shard_numbers_outside_the_split(mine: Path, backend: Any) -> None:
+def test_shard_numbers_outside_the_split(damaged: Path, backend: Any) -> None:
     for number in (6, 7, 1 << 31, (1 << 32) - 1):
-        edit_column(mine, "shard", 2, number)
-        with readers.open(mine, backend=backend) as reader:
+        edit_column(damaged, "shard", 2, number)
+        with readers.open(damaged, backend=backend) as reader:
             for call in [*ways_to_read(reader, 2), lambda: reader.prefetch([2]), lambda: reader.byte_range(2)]:
                 with pytest.raises(DatasetError, match=f"names shard {number}, the split has 6; .*packer index"):
                     call()
@@ -328,9 +328,9 @@ def test_shard_numbers_outside_the_split(mine: Path, backend: Any) -> None:
     ("index", "value", "everything"),
     [(0, 1, True), (36, 5, True), (36, 1 << 63, True), (5, 1 << 40, False), (5, 0, False)],
 )
-def test_wrong_key_offsets(mine: Path, index: int, value: int, everything: bool) -> None:
-    edit_column(mine, "key.offset", index, value)
-    reader = readers.open(mine)
+def test_wrong_key_offsets(damaged: Path, index: int, value: int, everything: bool) -> None:
+    edit_column(damaged, "key.offset", index, value)
+    reader = readers.open(damaged)
     with pytest.raises(DatasetError):
         list(reader.keys)
     if everything:
@@ -343,18 +343,18 @@ def test_wrong_key_offsets(mine: Path, index: int, value: int, everything: bool)
 
 
 @pytest.mark.parametrize(("column", "count"), [("key", 35), ("image.name", 37)])
-def test_string_columns_of_another_length(mine: Path, column: str, count: int) -> None:
+def test_string_columns_of_another_length(damaged: Path, column: str, count: int) -> None:
     """Valid columns, but not for this split."""
     strings = Strings.of(f"k{i}" for i in range(count))
-    np.save(mine / "train.index" / f"{column}.npy", strings.blob)
-    np.save(mine / "train.index" / f"{column}.offset.npy", strings.offsets)
+    np.save(damaged / "train.index" / f"{column}.npy", strings.blob)
+    np.save(damaged / "train.index" / f"{column}.offset.npy", strings.offsets)
     with pytest.raises(DatasetError, match=rf"{column}\.offset\.npy: {count + 1} entries, expected 37"):
-        readers.open(mine).table.columns.check()
+        readers.open(damaged).table.columns.check()
 
 
-def test_keys_that_are_not_utf8(mine: Path) -> None:
-    edit_column(mine, "key", 0, 0xFF)
-    reader = readers.open(mine)
+def test_keys_that_are_not_utf8(damaged: Path) -> None:
+    edit_column(damaged, "key", 0, 0xFF)
+    reader = readers.open(damaged)
     with pytest.raises(DatasetError, match="string 0 is not UTF-8"):
         reader.keys[0]
     with pytest.raises(DatasetError, match="not UTF-8"):
@@ -362,10 +362,10 @@ def test_keys_that_are_not_utf8(mine: Path) -> None:
     assert reader.keys[1] == "cat/cat_001"
 
 
-def test_file_names_that_are_not_valid(mine: Path) -> None:
-    edit_column(mine, "image.name", 0, ord("?"))
+def test_file_names_that_are_not_valid(damaged: Path) -> None:
+    edit_column(damaged, "image.name", 0, ord("?"))
     with pytest.raises(DatasetError, match=r"stored file name .* starts with neither"):
-        readers.open(mine).name(0)
+        readers.open(damaged).name(0)
 
 
 TRIALS = int(os.environ.get("TRIALS", "1000"))
@@ -421,18 +421,18 @@ def run_cli(*arguments: str) -> None:
 
 def outcomes(root: Path, tree: Path, scratch: Path, to: str) -> dict[str, str]:
     """The outcome of each command; any error that is not a PackerError is raised."""
-    found = {}
+    ends = {}
     for name, command in commands(root, tree, scratch, to).items():
         shutil.rmtree(scratch, ignore_errors=True)
         scratch.mkdir()
         try:
             command()
-            found[name] = "ok"
+            ends[name] = "ok"
         except readers.PackerError as error:
-            found[name] = type(error).__name__
+            ends[name] = type(error).__name__
         except BaseException as error:
             raise AssertionError(f"{name}: {type(error).__name__}: {error}") from error
-    return found
+    return ends
 
 
 def test_hostile_members_of_made_are_ignored(
@@ -441,9 +441,9 @@ def test_hostile_members_of_made_are_ignored(
     root = Path(shutil.copytree(sets["tar"], tmp_path / "set"))
     for made in (*HOSTILE_MADE, 7):
         edit(root, lambda content, made=made: content.update(made=made))  # type: ignore[misc]
-        found = outcomes(root, tree / "val", tmp_path / "scratch", "tar")
-        assert found.pop("convert again") == "OutputError", "a foreign set was taken for the set of this conversion"
-        assert set(found.values()) == {"ok"}, found
+        ends = outcomes(root, tree / "val", tmp_path / "scratch", "tar")
+        assert ends.pop("convert again") == "OutputError", "a foreign set was taken for the set of this conversion"
+        assert set(ends.values()) == {"ok"}, ends
 
 
 @pytest.mark.parametrize("name", ["key", "image.name"])
@@ -455,8 +455,8 @@ def test_decreasing_string_offsets(sets: dict[str, Path], tree: Path, tmp_path: 
     offsets[1:-1] = offsets[1:-1][::-1]
     np.save(path, offsets)
     assert not packer.verify(root, workers=1).ok
-    found = outcomes(root, tree / "val", tmp_path / "scratch", "hdf5")
-    assert found["extract"] == found["convert from"] == "DatasetError", found
+    ends = outcomes(root, tree / "val", tmp_path / "scratch", "hdf5")
+    assert ends["extract"] == ends["convert from"] == "DatasetError", ends
 
 
 def test_a_hostile_report(sets: dict[str, Path], tree: Path, tmp_path: Path) -> None:
@@ -476,9 +476,9 @@ def members(content: Any) -> list[tuple[Any, Any]]:
 def spoil_json(text: str, choice: random.Random) -> str:
     content = json.loads(text)
     for _ in range(choice.randint(1, 3)):
-        found = members(content)
-        inside_made = [place for place in found if place[1] == "made"]
-        container, key = choice.choice(inside_made if inside_made and choice.random() < 0.2 else found)
+        places = members(content)
+        inside_made = [place for place in places if place[1] == "made"]
+        container, key = choice.choice(inside_made if inside_made and choice.random() < 0.2 else places)
         if isinstance(container, dict) and choice.random() < 0.15:
             del container[key]
         else:
@@ -519,7 +519,7 @@ def test_a_label_outside_the_classes_is_refused_by_name(sets: dict[str, Path], t
         labels[-1] = label
         np.save(column, labels)
         message = rf"\('owl/owl_002'\) has the label {label}, expected 0 to 2, or -1 for none"
-        for use in (lambda one: one.labels, lambda one: one[0].label, lambda one: one.select([0]).labels):
+        for use in (lambda a: a.labels, lambda a: a[0].label, lambda a: a.select([0]).labels):
             with pytest.raises(DatasetError, match=message), readers.open(root) as reader:
                 use(reader)
         assert not packer.verify(root, workers=1).ok

@@ -49,8 +49,8 @@ def test_jpegs_equal_pillow_whole_and_in_part(name: str, mode: str) -> None:
     assert np.array_equal(decode_image(data, None, scratch), expected)
     for region in some_regions(*SIZE):
         top, left, height, width, *_ = region
-        found = decode_image(data, region, scratch)
-        assert np.array_equal(found, expected[top : top + height, left : left + width]), region
+        pixels = decode_image(data, region, scratch)
+        assert np.array_equal(pixels, expected[top : top + height, left : left + width]), region
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -86,10 +86,10 @@ def test_a_reduced_jpeg_has_the_size_and_the_content_of_the_region(reduce: int, 
     data = encoded(picture(480, 640), "JPEG", orientation)
     upright = Image.fromarray(pillow_rgb(data))
     for top, left, height, width, *_ in some_regions(upright.height, upright.width, count=20, step=reduce):
-        found = decode_image(data, Region(top, left, height, width, reduce))
-        assert found.shape == (-(-height // reduce), -(-width // reduce), 3)
+        pixels = decode_image(data, Region(top, left, height, width, reduce))
+        assert pixels.shape == (-(-height // reduce), -(-width // reduce), 3)
         box = upright.crop((left, top, left + width, top + height)).reduce(reduce)
-        assert np.abs(np.asarray(box).astype(int) - found).mean() < 6
+        assert np.abs(np.asarray(box).astype(int) - pixels).mean() < 6
 
 
 @pytest.mark.parametrize("orientation", [1, 2, 3, 6])
@@ -97,10 +97,10 @@ def test_a_size_that_cannot_be_reduced_exactly_is_still_correct(orientation: int
     data = encoded(picture(479, 637), "JPEG", orientation)
     whole = pillow_rgb(data)
     height, width = whole.shape[:2]
-    found = decode_image(data, Region(0, 0, height, width, 4))
+    pixels = decode_image(data, Region(0, 0, height, width, 4))
     expected = whole if orientation != 1 else np.asarray(Image.fromarray(whole).reduce(4))
-    assert found.shape == expected.shape
-    assert np.abs(expected.astype(int) - found).mean() < 6
+    assert pixels.shape == expected.shape
+    assert np.abs(expected.astype(int) - pixels).mean() < 6
 
 
 def test_coarse_colours_differ_little() -> None:
@@ -206,15 +206,15 @@ COMPILED = pytest.mark.skipif(bool(unsupported_reason()), reason=unsupported_rea
 def boxes(height: int, width: int, count: int, seed: int = 1) -> list[Region]:
     """Regions at all scales, some of them at the edges."""
     rng = np.random.default_rng(seed)
-    found = []
+    regions = []
     for number in range(count):
         reduce = (1, 1, 2, 4, 8)[number % 5]
         top, left = (int(rng.integers(0, n // reduce - 1)) * reduce for n in (height, width))
         rows, columns = int(rng.integers(1, height - top + 1)), int(rng.integers(1, width - left + 1))
         rows, columns = (-(-n // reduce) * reduce for n in (rows, columns))
         box = (min(rows, height - top), min(columns, width - left))
-        found.append(Region(top, left, *box, reduce, bool(number % 3 == 0)))
-    return found
+        regions.append(Region(top, left, *box, reduce, bool(number % 3 == 0)))
+    return regions
 
 
 def pixels_of(data: bytes, region: Region, compiled: bool = True) -> Any:
@@ -249,9 +249,9 @@ def test_compiled_boxes_equal_those_of_libjpeg(sampling: str, quality: int) -> N
     for size, noise in ((WIDE, False), ((64, 65), True), ((81, 640), False)):
         data = made_jpeg(*size, sampling, quality, noise)
         for region in boxes(*size, 40):
-            found = decode_jpeg(data, read_header(data), region)
-            assert found is not None, "libjpeg decoded it"
-            assert np.array_equal(found, decode_image(data, region, compiled=False)), region
+            pixels = decode_jpeg(data, read_header(data), region)
+            assert pixels is not None, "libjpeg decoded it"
+            assert np.array_equal(pixels, decode_image(data, region, compiled=False)), region
 
 
 @COMPILED
@@ -272,8 +272,8 @@ def test_custom_tables_and_noise() -> None:
     for image, quality in itertools.product((noise, mixed, picture(130, 140)), (100, 75, 5)):
         data = encoded(image, "JPEG", quality=quality, optimize=True, subsampling=0)
         for region in boxes(130, 140, 10):
-            found = decode_jpeg(data, read_header(data), region)
-            assert found is not None and np.array_equal(found, decode_image(data, region, compiled=False)), (
+            pixels = decode_jpeg(data, read_header(data), region)
+            assert pixels is not None and np.array_equal(pixels, decode_image(data, region, compiled=False)), (
                 quality,
                 region,
             )

@@ -211,20 +211,20 @@ class Machine:
     def apart(self, share: float) -> float:
         """The time by which the device exceeds the threads, relative to the slower of the two."""
         spent = [self.batch(share) for _ in range(50)]
-        device, cpu = sum(one.device for one in spent), sum(one.cpu for one in spent) / self.threads
+        device, cpu = sum(batch.device for batch in spent), sum(batch.cpu for batch in spent) / self.threads
         return (device - cpu) / max(device, cpu)
 
 
 def run(share: Share, machine: Machine, batches: int, ahead: int = 6) -> list[float]:
     """The share of each batch. `ahead` batches are planned before the time of the first one is known."""
     planned: deque[float] = deque()
-    found = []
+    shares = []
     for _ in range(batches):
-        found.append(share.value)
+        shares.append(share.value)
         planned.append(share.value)
         if len(planned) > ahead:
             share.add(machine.batch(planned.popleft()))
-    return found
+    return shares
 
 
 MS = 1e6

@@ -52,7 +52,7 @@ def make_plain(colour: tuple[int, int, int]) -> bytes:
 
 
 def groups_of(result: packer.DedupResult) -> list[dict[str, bool]]:
-    return [{f"{one.split}/{one.key}": one.kept for one in group} for group in result.groups]
+    return [{f"{member.split}/{member.key}": member.kept for member in group} for group in result.groups]
 
 
 SAME = {"train/a/first": True, "train/a/same": False, "val/a/again": False}
@@ -69,7 +69,7 @@ def test_the_same_bytes_are_found_in_all_splits(packed: Path, tmp_path: Path) ->
     assert content(packed) == before
     result = packer.dedup(packed, tmp_path / "out")
     assert (result.duplicates, result.unread) == (2, 0) and content(packed) == before
-    left = {key: held for key, held in before.items() if SAME.get(key, True)}
+    left = {key: sample for key, sample in before.items() if SAME.get(key, True)}
     assert content(tmp_path / "out") == left and wrong(tmp_path / "out") == []
     assert packer.dedup(tmp_path / "out").saved is None, "duplicates are left"
     copy = packer.dedup(tmp_path / "out", tmp_path / "copy")  # the output is written all the same
@@ -88,9 +88,9 @@ def test_the_same_bytes_are_found_in_all_splits(packed: Path, tmp_path: Path) ->
 )
 def test_similar_images(packed: Path, options: dict[str, Any], kept: list[str]) -> None:
     result = packer.dedup(packed, near=8, **{"workers": 1, **options})
-    found = groups_of(result)
-    assert [set(group) for group in found] == [set(SAME), set(ALIKE)]
-    assert [key for group in found for key, stays in group.items() if stays] == kept
+    groups = groups_of(result)
+    assert [set(group) for group in groups] == [set(SAME), set(ALIKE)]
+    assert [key for group in groups for key, stays in group.items() if stays] == kept
     assert sorted(content(packed)) == sorted([*kept, "train/c/third", "train/c/black", "train/c/white"])
 
 
@@ -119,8 +119,8 @@ def test_near_pairs_are_all_pairs_within_the_threshold() -> None:
             for a, b in itertools.combinations(range(40), 2)
             if sum(bin(int(x)).count("1") for x in hashes[a] ^ hashes[b]) <= threshold
         }
-        found = {tuple(pair) for block in near_pairs(hashes, threshold) for pair in block.tolist()}
-        assert found == expected and len(expected) >= threshold
+        pairs = {tuple(pair) for block in near_pairs(hashes, threshold) for pair in block.tolist()}
+        assert pairs == expected and len(expected) >= threshold
 
 
 def test_the_input_of_a_hash() -> None:
@@ -128,9 +128,9 @@ def test_the_input_of_a_hash() -> None:
     own = difference_hash(image)
     assert own is not None and difference_hash(make_plain((90, 90, 90))) is None
     for other, most in ((encoded_again(image, (100, 75), format="JPEG"), 8), (make_image(6, (200, 150)), BITS)):
-        found = difference_hash(other)
-        assert found is not None
-        distance = sum(bin(int(x)).count("1") for x in own ^ found)
+        hashed = difference_hash(other)
+        assert hashed is not None
+        distance = sum(bin(int(x)).count("1") for x in own ^ hashed)
         assert (distance <= most) and (most < BITS or distance > 30)
     tiny = difference_hash(make_image(7, (8, 4)))
     assert tiny is not None and tiny.shape == (2,)

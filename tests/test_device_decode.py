@@ -66,16 +66,16 @@ def expected(data: Buffer) -> torch.Tensor:
     return torch.from_numpy(decode_image(data).copy()).permute(2, 0, 1)
 
 
-def pixels_of(found: Any) -> torch.Tensor:
-    assert isinstance(found, Picture), found
-    return upright_tensor(found)
+def pixels_of(outcome: Any) -> torch.Tensor:
+    assert isinstance(outcome, Picture), outcome
+    return upright_tensor(outcome)
 
 
 def test_a_mixed_batch_is_split_and_joined_in_order(double: Double) -> None:
     images = [make() for make, _ in MIXED]
     assert [device_takes(parse_any(image)) for image in images] == [device for _, device in MIXED]
-    found = decode_batch(images, open_decoder(double.name, CPU))
-    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
+    decoded = decode_batch(images, open_decoder(double.name, CPU))
+    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(decoded, images, strict=True))
     assert double.calls == [5], "the images of the device took several calls"
 
 
@@ -110,8 +110,8 @@ def test_a_jpeg_that_stores_rgb_goes_to_the_cpu(double: Double) -> None:
     assert device_takes(parse_any(stored)) and same_as_promised(stored, (72, 80)) is None
     assert same_as_promised(with_segments(usual, named, marker=0xEE), (72, 80)) is None
     assert same_as_promised(with_segments(usual, ycc, marker=0xEE), (72, 80)) is not None
-    found = decode_batch([stored, usual], open_decoder(double.name, CPU))
-    assert double.calls == [1] and torch.equal(pixels_of(found[0]), expected(stored))
+    decoded = decode_batch([stored, usual], open_decoder(double.name, CPU))
+    assert double.calls == [1] and torch.equal(pixels_of(decoded[0]), expected(stored))
 
 
 @pytest.mark.parametrize("factors", [0x11, 0x21, 0x12, 0x22, 0x41])
@@ -122,8 +122,8 @@ def test_a_grey_jpeg_with_sampling_factors_goes_to_the_cpu(double: Double, facto
     assert usual[at] == 0x11
     image = usual[:at] + bytes((factors,)) + usual[at + 1 :]
     assert (same_as_promised(image, parse_any(image).upright_size) is not None) == (factors == 0x11)
-    (found,) = decode_batch([image], open_decoder(double.name, CPU))
-    assert double.calls == ([1] if factors == 0x11 else []) and torch.equal(pixels_of(found), expected(usual))
+    (outcome,) = decode_batch([image], open_decoder(double.name, CPU))
+    assert double.calls == ([1] if factors == 0x11 else []) and torch.equal(pixels_of(outcome), expected(usual))
 
 
 @pytest.mark.parametrize(
@@ -152,13 +152,13 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
     images = [jpeg(i) for i in range(7)]
     double.refuse = {images[i] for i in bad}
     decoder = open_decoder(double.name, CPU)
-    found = decoder.decode(images, [parse_any(image) for image in images])
-    for i, one in enumerate(found):
+    decoded = decoder.decode(images, [parse_any(image) for image in images])
+    for i, outcome in enumerate(decoded):
         if i in bad:
-            assert isinstance(one, BadSampleError) and str(one).startswith(f"jpeg image: {double.name}/cpu: ")
-            assert str(one).endswith(("nvjpegDecode failed: 3", "Failed to parse jpeg stream: 3"))
+            assert isinstance(outcome, BadSampleError) and str(outcome).startswith(f"jpeg image: {double.name}/cpu: ")
+            assert str(outcome).endswith(("nvjpegDecode failed: 3", "Failed to parse jpeg stream: 3"))
         else:
-            assert torch.equal(pixels_of(one), expected(images[i]))
+            assert torch.equal(pixels_of(outcome), expected(images[i]))
     assert len(double.calls) <= 1 + len(bad) * 2 * 3 and double.probes == 3
     # The CPU tries images that the device cannot decode.
     again = decode_batch(images, decoder)
@@ -166,9 +166,9 @@ def test_a_failing_image_costs_one_image(double: Double, bad: list[int]) -> None
 
 
 def test_an_image_that_no_decoder_supports_is_an_error_in_its_row(double: Double) -> None:
-    found = decode_batch([jpeg(1), b"no image", jpeg(2)[:-400], jpeg(3)], open_decoder(double.name, CPU))
-    assert [isinstance(one, Picture) for one in found] == [True, False, False, True]
-    assert "expected the magic" in str(found[1]) and "truncated" in str(found[2])
+    decoded = decode_batch([jpeg(1), b"no image", jpeg(2)[:-400], jpeg(3)], open_decoder(double.name, CPU))
+    assert [isinstance(outcome, Picture) for outcome in decoded] == [True, False, False, True]
+    assert "expected the magic" in str(decoded[1]) and "truncated" in str(decoded[2])
     assert decode_batch([], open_decoder(double.name, CPU)) == []
 
 
@@ -192,8 +192,8 @@ def test_a_batch_without_room_on_the_device_is_decoded_in_parts(double: Double) 
     """Neither library raises torch's OutOfMemoryError."""
     images = [jpeg(i) for i in range(8)]
     double.room = 3
-    found = decode_batch(images, open_decoder(double.name, CPU))
-    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(found, images, strict=True))
+    decoded = decode_batch(images, open_decoder(double.name, CPU))
+    assert all(torch.equal(pixels_of(a), expected(b)) for a, b in zip(decoded, images, strict=True))
     assert sorted(double.calls) == [2, 2, 2, 2, 4, 4, 8]
 
 
@@ -201,7 +201,7 @@ def test_a_decoder_that_refuses_all_images_is_an_error(double: Double) -> None:
     decoder = open_decoder(double.name, CPU)
     double.refuse = True
     images = [jpeg(i) for i in range(8)]
-    assert all(isinstance(one, Picture) for one in decode_batch(images, decoder)), "8 failures may be a coincidence"
+    assert all(isinstance(p, Picture) for p in decode_batch(images, decoder)), "8 failures may be a coincidence"
     with pytest.raises(
         DeviceError, match=r"refused all 16 images of this set .* failed: 3|stream: 3; give decoder='cpu'"
     ):
@@ -209,22 +209,22 @@ def test_a_decoder_that_refuses_all_images_is_an_error(double: Double) -> None:
     double.refuse = set()
     decode_batch(images, decoder)
     double.refuse = True
-    assert all(isinstance(one, Picture) for one in decode_batch(3 * images, decoder)), "an image was decoded before"
+    assert all(isinstance(p, Picture) for p in decode_batch(3 * images, decoder)), "an image was decoded before"
 
 
 def test_a_picture_of_another_size_is_an_error(double: Double) -> None:
     double.wrong_shape = True
     data = jpeg(1)
-    (found,) = open_decoder(double.name, CPU).decode([data], [parse_any(data)])
-    assert "expected torch.uint8 [3, 72, 80], found torch.uint8 [3, 71, 80]" in str(found)
+    (error,) = open_decoder(double.name, CPU).decode([data], [parse_any(data)])
+    assert "expected torch.uint8 [3, 72, 80], found torch.uint8 [3, 71, 80]" in str(error)
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_orientation_is_the_same_on_every_path(double: Double, orientation: int) -> None:
     for data in (turned(4, orientation), with_segments(jpeg(4, (96, 72)), XMP_PREFIX + xmp(orientation))):
         for decoder in (open_decoder(double.name, CPU), CpuDecoder(CPU)):
-            (found,) = decoder.decode([data], [parse_any(data)])
-            assert torch.equal(pixels_of(found), expected(data)), decoder.name
+            (outcome,) = decoder.decode([data], [parse_any(data)])
+            assert torch.equal(pixels_of(outcome), expected(data)), decoder.name
 
 
 def test_the_cpu_decoder_names_what_it_cannot_decode() -> None:
@@ -366,11 +366,11 @@ def test_the_installed_decoders_on_the_cpu(name: Any) -> None:
         pytest.skip(f"{error}; only its double was tested (make test-decoders has it)")
     by_xmp = [with_segments(jpeg(8, (96, 72)), XMP_PREFIX + xmp(orientation)) for orientation in range(1, 9)]
     images = [jpeg(1), jpeg(2, mode="L"), *(turned(8, orientation) for orientation in range(1, 9)), *by_xmp]
-    for found, data in zip(decoder.decode(images, [parse_any(image) for image in images]), images, strict=True):
-        assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1
+    for outcome, data in zip(decoder.decode(images, [parse_any(image) for image in images]), images, strict=True):
+        assert int((pixels_of(outcome).int() - expected(data).int()).abs().max()) <= 1
     stray = [jpeg(seed).replace(marker, bytes(9) + marker) for seed, marker in ((3, b"\xff\xda"), (4, b"\xff\xd9"))]
-    for found, data in zip(decode_batch([*stray, png(5)], decoder), [*stray, png(5)], strict=True):
-        assert int((pixels_of(found).int() - expected(data).int()).abs().max()) <= 1, "Pillow tolerates this damage"
+    for outcome, data in zip(decode_batch([*stray, png(5)], decoder), [*stray, png(5)], strict=True):
+        assert int((pixels_of(outcome).int() - expected(data).int()).abs().max()) <= 1, "Pillow tolerates this damage"
 
 
 # --- streams ------------------------------------------------------------------------------------------------------

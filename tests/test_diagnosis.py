@@ -224,9 +224,9 @@ def test_data_sets_are_cut_where_possible(data: Dataset[Any], stages: int, note:
     epoch = iter(whole)
     first, *_, after = itertools.islice(epoch, pipeline.distinct + 1)
     for cut in range(stages + 1):
-        found = batches_of(pipeline, cut, 1)[0]
+        batch = batches_of(pipeline, cut, 1)[0]
         expected = first if cut else after  # the whole loader goes on after the recorded part
-        flat, same = torch.utils._pytree.tree_leaves(found), torch.utils._pytree.tree_leaves(expected)
+        flat, same = torch.utils._pytree.tree_leaves(batch), torch.utils._pytree.tree_leaves(expected)
         assert all(torch.equal(a, b) for a, b in zip(flat, same, strict=True)), f"cut {cut}"
 
 
@@ -304,8 +304,8 @@ def test_a_batch_sampler_as_sampler() -> None:
     pipeline = DataLoaderPipeline(whole)
     assert [stage.name for stage in pipeline.stages] == ["storage", "read", "transfer"]
     for cut in range(4):
-        found = torch.stack(batches_of(pipeline, cut, 4)).tolist()
-        assert found == ([[1, 2], [3, 4], [5, 6], [7, 8]] if cut else [[9, 10], [1, 2], [3, 4], [5, 6]])
+        batches = torch.stack(batches_of(pipeline, cut, 4)).tolist()
+        assert batches == ([[1, 2], [3, 4], [5, 6], [7, 8]] if cut else [[9, 10], [1, 2], [3, 4], [5, 6]])
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital'")

@@ -97,16 +97,16 @@ def test_a_line_that_fails_is_part_of_the_next(clock: Clock) -> None:
 
 
 def test_each_line_is_announced(clock: Clock) -> None:
-    said: list[str] = []
+    announced: list[str] = []
 
     class Listener:
         def note(self, text: str) -> None:
-            said.append(text)
+            announced.append(text)
 
         begin = end = note
 
     packer.diagnose(Planted(clock, loading=0.001), simulate_step=0.01, seconds=1, watcher=Listener())  # type: ignore[arg-type]
-    assert said == ["reading the first samples", "step: 10.0 ms a step", "loading: 11.0 ms a step"]
+    assert announced == ["reading the first samples", "step: 10.0 ms a step", "loading: 11.0 ms a step"]
 
 
 def test_a_batch_that_the_step_changes_is_made_new_each_time(clock: Clock) -> None:

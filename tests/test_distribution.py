@@ -51,8 +51,8 @@ def test_the_name_of_the_distribution_is_stated_once() -> None:
 def test_no_text_installs_a_package_of_another_project() -> None:
     """`pip install packer`, `readers` or `cache` would download and run the code of strangers."""
     wrong = re.compile(r"pip install[^\n`]*['\" ](packer|readers|cache)(\[|['\"\s`]|$)")
-    found = [f"{path}: {match[0]}" for path in TEXTS for match in wrong.finditer(path.read_text(encoding="utf-8"))]
-    assert not found, f"installs another project's package: {found}"
+    commands = [f"{path}: {match[0]}" for path in TEXTS for match in wrong.finditer(path.read_text(encoding="utf-8"))]
+    assert not commands, f"installs another project's package: {commands}"
 
 
 def test_extras_in_texts_exist() -> None:

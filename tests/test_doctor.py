@@ -22,10 +22,10 @@ from packer.tools import doctor
 
 def by_subject(document: Any) -> dict[str, list[Any]]:
     """The checks of a JSON document, by subject."""
-    found: dict[str, list[Any]] = {}
+    checks: dict[str, list[Any]] = {}
     for check in document["checks"]:
-        found.setdefault(check["about"], []).append(check)
-    return found
+        checks.setdefault(check["about"], []).append(check)
+    return checks
 
 
 def health(directory: Path) -> dict[str, list[Any]]:
@@ -36,20 +36,20 @@ def health(directory: Path) -> dict[str, list[Any]]:
 def imports(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What processes print that import an optional package; "gpu": what torch reports about GPUs. One package is
     importable."""
-    run, said = doctor._run, {"gpu": {"built_for": "13.0", "hip": False, "names": []}}
+    run, outputs = doctor._run, {"gpu": {"built_for": "13.0", "hip": False, "names": []}}
 
     def answer(code: str) -> Any:
-        return json.dumps(said["gpu"]) if code == doctor._GPUS else run(code) if "psutil" in code else ""
+        return json.dumps(outputs["gpu"]) if code == doctor._GPUS else run(code) if "psutil" in code else ""
 
     monkeypatch.setattr(doctor, "_run", answer)
-    return said
+    return outputs
 
 
 def test_a_working_environment(imports: dict[str, Any], tmp_path: Path) -> None:
-    found = health(tmp_path)
+    checks = health(tmp_path)
     for about in ("packer", "CPUs", "memory", "open files", "/dev/shm", "staging", str(tmp_path), "[torch]", "GPU"):
-        assert about in found and all(check["state"] != "problem" for check in found[about]), found[about]
-    assert found["[torch]"][0]["found"].startswith(f"torch {importlib.metadata.version('torch')}")
+        assert about in checks and all(check["state"] != "problem" for check in checks[about]), checks[about]
+    assert checks["[torch]"][0]["found"].startswith(f"torch {importlib.metadata.version('torch')}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -69,13 +69,13 @@ def test_broken_packages_are_problems(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(tmp_path)}
     done = run_python("-c", code, "doctor", "--json", cwd=place, env=env)
     assert done.returncode == 1, done.stdout + done.stderr
-    found = by_subject(json.loads(done.stdout))
-    assert "cache.py" in found["cache"][0]["found"] and found["cache"][0]["state"] == "problem"
-    assert "the distribution other also has a package called readers" in found["readers"][0]["found"]
-    assert "pip uninstall other" in found["readers"][0]["advice"]
-    broken = found["[parquet]"][0]
+    checks = by_subject(json.loads(done.stdout))
+    assert "cache.py" in checks["cache"][0]["found"] and checks["cache"][0]["state"] == "problem"
+    assert "the distribution other also has a package called readers" in checks["readers"][0]["found"]
+    assert "pip uninstall other" in checks["readers"][0]["advice"]
+    broken = checks["[parquet]"][0]
     assert broken["state"] == "problem" and "pyarrow: ImportError: a double that is broken" in broken["found"]
-    assert "GPU" not in found or found["GPU"][0]["state"] == "problem"
+    assert "GPU" not in checks or checks["GPU"][0]["state"] == "problem"
 
 
 def test_the_checkout_of_packer_is_no_problem_where_it_is_installed_elsewhere(
@@ -106,7 +106,7 @@ VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-v
 
 
 @pytest.mark.parametrize(
-    ("found", "state", "words"),
+    ("decoders", "state", "words"),
     [
         ({"torchcodec": "", "torchvision": VISION, "engine": "yes"}, "ok", "torchcodec decodes, with the JPEG engine"),
         ({"torchcodec": CODEC, "torchvision": "", "engine": ""}, "ok", "torchvision decodes, whether with"),
@@ -115,10 +115,10 @@ VISION = "decoding on cuda needs torchvision >= 0.20: run  pip install 'packer-v
     ],
 )
 def test_gpu_decoders_are_listed_with_reasons(
-    found: dict[str, str], state: str, words: str, imports: dict[str, Any], tmp_path: Path
+    decoders: dict[str, str], state: str, words: str, imports: dict[str, Any], tmp_path: Path
 ) -> None:
     """As the probes of a loader find them."""
-    imports["gpu"] |= {"names": ["NVIDIA H100"], "decoders": found, "triton": "no C compiler"}
+    imports["gpu"] |= {"names": ["NVIDIA H100"], "decoders": decoders, "triton": "no C compiler"}
     checks = health(tmp_path)
     (gpu,), (jpeg,), (nvcuvid,), (triton,) = (
         checks[about] for about in ("GPU", "JPEG on the GPU", "libnvcuvid", "Triton")
@@ -140,8 +140,8 @@ def test_the_gpu_checks_of_doctor_run(tmp_path: Path) -> None:
     path = os.pathsep.join([str(tmp_path), str(Path(doctor.__file__).parent.parent)])
     done = run_python("-c", doctor._GPUS, env={**os.environ, "PYTHONPATH": path})
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout.splitlines()[-1])
-    assert found["names"] == ["a double"] and found["triton"] and found["decoders"]["torchcodec"]
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["names"] == ["a double"] and facts["triton"] and facts["decoders"]["torchcodec"]
 
 
 def test_dali_for_either_cuda_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,8 +172,8 @@ def test_completion_is_installed_and_completes(tmp_path: Path) -> None:
 
     assert completed("packer", "con") == {"convert"}
     assert completed("packer", "convert", "--to", "h") == {"hdf5"}
-    asked = {"COMP_WORDS": f"packer inspect {tmp_path}", "COMP_CWORD": "2", "_PACKER_COMPLETE": "bash_complete"}
-    assert run_packer(env={**env, **asked}).stdout.strip() == f"file,{tmp_path}", "bash completes names of files itself"
+    typed = {"COMP_WORDS": f"packer inspect {tmp_path}", "COMP_CWORD": "2", "_PACKER_COMPLETE": "bash_complete"}
+    assert run_packer(env={**env, **typed}).stdout.strip() == f"file,{tmp_path}", "bash completes names of files itself"
 
 
 def test_a_shell_without_completion_is_refused() -> None:

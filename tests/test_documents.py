@@ -29,14 +29,14 @@ BEGIN, END = "<!-- packer begin", "<!-- packer end -->\n"
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Path:
+def target(tmp_path: Path) -> Path:
     return pack_tree(tmp_path / "set", "tar", COUNTS)
 
 
 @pytest.fixture
-def packed(one: Path) -> Path:
+def packed(target: Path) -> Path:
     """The packed set for the fixture `address`."""
-    return one
+    return target
 
 
 def sha256sum(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -46,8 +46,8 @@ def sha256sum(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
 
 def blocks(root: Path, language: str) -> list[str]:
     text = (root / "README.md").read_text(encoding="utf-8")
-    found = re.findall(rf"^(`{{3,}}){language}\n(.*?)^\1$", text, re.MULTILINE | re.DOTALL)
-    return [code for _, code in found]
+    fences = re.findall(rf"^(`{{3,}}){language}\n(.*?)^\1$", text, re.MULTILINE | re.DOTALL)
+    return [code for _, code in fences]
 
 
 def printed(code: str) -> list[str]:
@@ -72,12 +72,12 @@ def test_the_examples_of_a_readme_run(
     with readers.open(root, "train") as reader:
         sizes = [len(reader.read(i)) for i in range(len(reader))]
         keys, labels = list(reader.keys), reader.labels.tolist()
-    found = set()
+    modules = set()
     for code in blocks(root, "python"):
         module = next(
             name for name in (*EXAMPLES[to], "numpy", "readers") if re.search(rf"(import|from) {name}\b", code)
         )
-        found.add(module)
+        modules.add(module)
         try:
             lines = printed(code)
         except ImportError as error:
@@ -98,7 +98,7 @@ def test_the_examples_of_a_readme_run(
             assert [line.split()[:2] for line in lines] == [[key, name] for key, name in zip(keys, names, strict=True)]
         else:
             assert [line.split()[0] for line in lines] == [f"[{label + offset}]" for label in labels]
-    assert found == {"readers", "numpy", *EXAMPLES[to]}
+    assert modules == {"readers", "numpy", *EXAMPLES[to]}
 
 
 HOSTILE = ["a\nb", "c\\d", "`x`|", "e\u2028f", "<!-- packer end -->", " ", "\x1b]0;x\x07g\u202e"]
@@ -119,12 +119,12 @@ def test_checksums_for_an_existing_set(tree: Path, tmp_path: Path) -> None:
     assert (root / "SHA256SUMS").read_text() == "mine"
     (root / "SHA256SUMS").unlink()
     assert run_packer("verify", root, "--sums").stdout.endswith("; SHA256SUMS is written\n")
-    found = (root / "SHA256SUMS").read_text().splitlines()
-    assert [line for line in found if line not in expected] == [line for line in found if "  dataset.json" in line]
+    lines = (root / "SHA256SUMS").read_text().splitlines()
+    assert [line for line in lines if line not in expected] == [line for line in lines if "  dataset.json" in line]
     assert sha256sum(root).returncode == 0 and not packer.convert(tree, "hdf5", root, shards=shards).shards_resumed
     shard = next(root.glob("*.h5"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"x")
-    assert not packer.verify(root, sums=True).sums and (root / "SHA256SUMS").read_text().splitlines() == found
+    assert not packer.verify(root, sums=True).sums and (root / "SHA256SUMS").read_text().splitlines() == lines
 
 
 def test_hostile_names_stay_on_one_line_and_inside_their_quotes(
@@ -147,33 +147,33 @@ def test_hostile_names_stay_on_one_line_and_inside_their_quotes(
     assert text.startswith(BEGIN) and text.endswith(END) and text.count(BEGIN) == 1
 
 
-def test_without_checksums_there_are_none_and_changes_add_none(one: Path, tmp_path: Path) -> None:
+def test_without_checksums_there_are_none_and_changes_add_none(target: Path, tmp_path: Path) -> None:
     root = pack_tree(tmp_path / "plain", "tar", {"train": {"eel": 2}}, seed=1, checksums=False)
     images = tree_of(tmp_path / "more", {"train/eel/new.jpg": make_jpeg(77)})
     packer.append(root, images, run=packer.Run(workers=1))
     packer.reshard(root, tmp_path / "again", run=packer.Run(workers=1))
-    packer.merge([one, root], tmp_path / "both")
+    packer.merge([target, root], tmp_path / "both")
     for place in (root, tmp_path / "again", tmp_path / "both"):
         assert not (place / "SHA256SUMS").exists() and (place / "classes.txt").exists() and wrong(place) == []
         shards = [shard for split in read_dataset_info(place).splits.values() for shard in split.shards]
         assert "".join(shard.sha256 for shard in shards) == "" or place.name == "both"
-    packer.append(one, root, run=packer.Run(workers=1))
-    assert not (one / "SHA256SUMS").exists(), "a shard has a checksum"
+    packer.append(target, root, run=packer.Run(workers=1))
+    assert not (target / "SHA256SUMS").exists(), "a shard has a checksum"
     with packer.writer(tmp_path / "written", to="hdf5", shards=packer.Shards()) as out:
         out.write("a", image=make_jpeg(1))
     assert {path.name for path in (tmp_path / "written").iterdir()} & {*DOCUMENTS} == {"README.md"}
 
 
-def test_a_change_hashes_no_shard_again(one: Path) -> None:
+def test_a_change_hashes_no_shard_again(target: Path) -> None:
     """A shard is damaged in between: its old checksum stays and reveals the damage."""
-    assert not unlisted(one)
-    shard = one / "train-000001.tar"
+    assert not unlisted(target)
+    shard = target / "train-000001.tar"
     data = bytearray(shard.read_bytes())
     data[600] ^= 1
     shard.write_bytes(data)
-    packer.drop(one, keys=["cat/cat0t0"])
-    assert sha256sum(one).stdout == "train-000001.tar: FAILED\n"
-    assert any("train-000001.tar" in line for line in wrong(one))
+    packer.drop(target, keys=["cat/cat0t0"])
+    assert sha256sum(target).stdout == "train-000001.tar: FAILED\n"
+    assert any("train-000001.tar" in line for line in wrong(target))
 
 
 @pytest.mark.parametrize(
@@ -185,32 +185,32 @@ def test_a_change_hashes_no_shard_again(one: Path) -> None:
         ("train.index/label.npy", lambda data: data[:-1] + b"\1", r"label.npy: .* CRC32C"),
     ],
 )
-def test_a_file_that_changed_is_named(one: Path, name: str, change: Callable[[bytes], bytes], message: str) -> None:
-    (one / name).write_bytes(change((one / name).read_bytes()))
-    assert sha256sum(one).returncode == 1
-    problems = [str(problem) for problem in packer.verify(one, workers=1).problems]
+def test_a_file_that_changed_is_named(target: Path, name: str, change: Callable[[bytes], bytes], message: str) -> None:
+    (target / name).write_bytes(change((target / name).read_bytes()))
+    assert sha256sum(target).returncode == 1
+    problems = [str(problem) for problem in packer.verify(target, workers=1).problems]
     assert any(re.search(message, line) for line in problems), problems
     if name != "train.index/label.npy":
-        packer.prune(one)
-        assert wrong(one) == [] and not unlisted(one)
+        packer.prune(target)
+        assert wrong(target) == [] and not unlisted(target)
 
 
-def test_notes_of_users_in_a_readme_stay(one: Path, tmp_path: Path) -> None:
-    text = (one / "README.md").read_text()
-    (one / "README.md").write_text(f"# Photos of Ada\n\n{text}\nLicence: CC0\n")
-    packer.relabel(one, names={"cat": "tiger"})
-    packer.drop(one, where="width == 32")
-    changed = (one / "README.md").read_text()
+def test_notes_of_users_in_a_readme_stay(target: Path, tmp_path: Path) -> None:
+    text = (target / "README.md").read_text()
+    (target / "README.md").write_text(f"# Photos of Ada\n\n{text}\nLicence: CC0\n")
+    packer.relabel(target, names={"cat": "tiger"})
+    packer.drop(target, where="width == 32")
+    changed = (target / "README.md").read_text()
     assert changed.startswith("# Photos of Ada\n\n<!--") and changed.endswith("\nLicence: CC0\n")
     assert "This set was changed after it was packed" in changed and changed.count(BEGIN) == 1
     shards, run = packer.Shards(checksums=True), packer.Run(workers=1)
-    packer.convert(tmp_path / "set-images", "hdf5", one, shards=shards, run=run, overwrite=True)
-    replaced = (one / "README.md").read_text()
+    packer.convert(tmp_path / "set-images", "hdf5", target, shards=shards, run=run, overwrite=True)
+    replaced = (target / "README.md").read_text()
     assert replaced.startswith("# Photos of Ada\n\n") and "h5py" in replaced and "Licence" in replaced
-    (one / "README.md").write_text("mine alone")
-    packer.prune(one)
-    packer.relabel(one, names={"cat": "lynx"})
-    assert (one / "README.md").read_text() == "mine alone" and not unlisted(one)
+    (target / "README.md").write_text("mine alone")
+    packer.prune(target)
+    packer.relabel(target, names={"cat": "lynx"})
+    assert (target / "README.md").read_text() == "mine alone" and not unlisted(target)
 
 
 def test_foreign_files_beside_adopted_shards_are_left_unchanged(tmp_path: Path) -> None:
@@ -218,12 +218,12 @@ def test_foreign_files_beside_adopted_shards_are_left_unchanged(tmp_path: Path) 
     root = tmp_path / "theirs"
     root.mkdir()
     (packed / "train-000000.tar").rename(root / "train-000000.tar")
-    theirs = {name: f"theirs: {name}\n".encode() for name in DOCUMENTS}
-    tree_of(root, theirs)
+    foreign = {name: f"theirs: {name}\n".encode() for name in DOCUMENTS}
+    tree_of(root, foreign)
     for _ in range(2):
         packer.index([root], workers=1)
         packer.relabel(root, names={"cat": "lynx"} if "cat" in read_dataset_info(root).classes else {"lynx": "cat"})
-        assert {name: (root / name).read_bytes() for name in DOCUMENTS} == theirs
+        assert {name: (root / name).read_bytes() for name in DOCUMENTS} == foreign
         assert read_dataset_info(root).documents == () and wrong(root) == []
         packer.reshard(root, run=packer.Run(workers=1))
 
@@ -246,65 +246,65 @@ def test_overwriting_and_starting_over_leave_no_old_document(tmp_path: Path) -> 
 
 
 def test_an_upload_has_the_documents_and_a_copy_from_there_is_checked(
-    one: Path,
+    target: Path,
     tmp_path: Path,
     address: str,  # noqa: F811
 ) -> None:
     address += "-again"
-    packer.upload(one, address)
-    assert packer.upload(one, address).sent == 0
+    packer.upload(target, address)
+    assert packer.upload(target, address).sent == 0
     assert packer.verify(address).ok
     with readers.stage(address, target=tmp_path / "node", any_filesystem=True) as staged:
         names = {path.name for path in staged.iterdir()}
         assert not names & {*DOCUMENTS}, "readers need a document"
-        (staged / "SHA256SUMS").write_bytes((one / "SHA256SUMS").read_bytes())
-        (staged / "classes.txt").write_bytes((one / "classes.txt").read_bytes())
+        (staged / "SHA256SUMS").write_bytes((target / "SHA256SUMS").read_bytes())
+        (staged / "classes.txt").write_bytes((target / "classes.txt").read_bytes())
         assert sha256sum(staged).returncode == 0
     remote = Remote(address)
     remote.store.put(
-        "SHA256SUMS", (one / "SHA256SUMS").read_bytes().replace(b"  dataset.json", b"  other.json"), crc32c=0
+        "SHA256SUMS", (target / "SHA256SUMS").read_bytes().replace(b"  dataset.json", b"  other.json"), crc32c=0
     )
     (problem,) = packer.verify(address).problems
     assert "dataset.json: SHA256SUMS does not list it" in str(problem)
-    (one / "classes.txt").write_text("x\n")
+    (target / "classes.txt").write_text("x\n")
     with pytest.raises(readers.OutputError, match=r"classes.txt: does not have the classes"):
-        packer.upload(one, address)
+        packer.upload(target, address)
 
 
-def test_datasets_reads_our_tars_and_extracted_trees(one: Path, tmp_path: Path) -> None:
+def test_datasets_reads_our_tars_and_extracted_trees(target: Path, tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    expected = {key.partition("/")[2]: held for key, held in content(one).items() if key.startswith("train/")}
-    files = {name: sorted(map(str, one.glob(f"{name}-*.tar"))) for name in ("train", "val")}
+    expected = {key.partition("/")[2]: record for key, record in content(target).items() if key.startswith("train/")}
+    files = {name: sorted(map(str, target.glob(f"{name}-*.tar"))) for name in ("train", "val")}
     options: dict[str, Any] = {"cache_dir": str(tmp_path / "cache")}
-    found = datasets.load_dataset("webdataset", data_files=files, **options)
-    names = (one / "classes.txt").read_text().splitlines()
-    train = found["train"].cast_column("cls", datasets.ClassLabel(names=names))
-    assert (len(found["train"]), len(found["val"]), train.features["cls"].names) == (6, 2, ["cat", "dog"])
+    loaded = datasets.load_dataset("webdataset", data_files=files, **options)
+    names = (target / "classes.txt").read_text().splitlines()
+    train = loaded["train"].cast_column("cls", datasets.ClassLabel(names=names))
+    assert (len(loaded["train"]), len(loaded["val"]), train.features["cls"].names) == (6, 2, ["cat", "dog"])
     raw = train.cast_column("jpg", datasets.Image(decode=False))
     for sample in raw:
-        held = expected[sample["__key__"]]
-        assert sample["jpg"]["bytes"] == held.fields["image"] and names[sample["cls"]] == held.label
+        record = expected[sample["__key__"]]
+        assert sample["jpg"]["bytes"] == record.fields["image"] and names[sample["cls"]] == record.label
     assert train[0]["jpg"].size == (32, 24)
-    packer.extract(one, tmp_path / "tree")
+    packer.extract(target, tmp_path / "tree")
     tree = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "tree"), **options)
     assert tree["train"].features["label"].names == ["cat", "dog"]
     assert sorted(tree["train"]["label"]) == [0, 0, 0, 1, 1, 1] and len(tree["validation"]) == 2
 
 
-def test_verify_writes_the_documents_of_a_set_of_an_earlier_version(one: Path) -> None:
-    info = json.loads((one / "dataset.json").read_text())
+def test_verify_writes_the_documents_of_a_set_of_an_earlier_version(target: Path) -> None:
+    info = json.loads((target / "dataset.json").read_text())
     del info["documents"]
     for split in info["splits"].values():
         for file in (*split["shards"], *split["columns"].values()):
             del file["sha256"]
-    (one / "dataset.json").write_text(json.dumps(info))
+    (target / "dataset.json").write_text(json.dumps(info))
     for name in DOCUMENTS:
-        (one / name).unlink()
-    packer.prune(one)
-    assert not (one / "README.md").exists(), "the set was changed"
-    packer.index([one], workers=1)
-    assert packer.verify(one, sums=True).sums
-    assert not unlisted(one) and wrong(one) == []
-    before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in one.iterdir() if path.is_file()}
-    packer.index([one], workers=1)
-    assert before == {p.name: hashlib.sha256(p.read_bytes()).digest() for p in one.iterdir() if p.is_file()}
+        (target / name).unlink()
+    packer.prune(target)
+    assert not (target / "README.md").exists(), "the set was changed"
+    packer.index([target], workers=1)
+    assert packer.verify(target, sums=True).sums
+    assert not unlisted(target) and wrong(target) == []
+    before = {path.name: hashlib.sha256(path.read_bytes()).digest() for path in target.iterdir() if path.is_file()}
+    packer.index([target], workers=1)
+    assert before == {p.name: hashlib.sha256(p.read_bytes()).digest() for p in target.iterdir() if p.is_file()}

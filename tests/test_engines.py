@@ -222,11 +222,11 @@ def test_invalid_engines(tree: Path, tmp_path: Path) -> None:
             pass
     with pytest.raises(TypeError, match=r"engine is an Executor, as returned by packer.open_engine, not 'dask'"):
         convert(tree, tmp_path / "out", engine="dask", workers=None)
-    said = [
+    messages = [
         CliRunner().invoke(cli, ["verify", str(tree), *options]).output
         for options in (["--scheduler", "tcp://x:1"], ["--engine", "slurm"])
     ]
-    assert "name its kind with --engine" in said[0] and "'slurm' is not one of local, mpi, dask, ray" in said[1]
+    assert "name its kind with --engine" in messages[0] and "'slurm' is not one of local, mpi, dask, ray" in messages[1]
 
 
 def below(pid: int) -> list[int]:

@@ -42,26 +42,26 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def one(base: Path, tmp_path: Path) -> Path:
+def target(base: Path, tmp_path: Path) -> Path:
     """A set that tests may change."""
     return Path(shutil.copytree(base, tmp_path / "set"))
 
 
 def files_with(root: Path, *needles: bytes) -> list[str]:
     """The files below a directory that contain one of these byte strings, in their content or their names."""
-    found = []
+    paths = []
     for path in root.rglob("*"):
         data = path.read_bytes() if path.is_file() else b""
         if any(needle in data or needle in os.fsencode(path.name) for needle in needles):
-            found.append(path.relative_to(root).as_posix())
-    return found
+            paths.append(path.relative_to(root).as_posix())
+    return paths
 
 
-def without(held: dict[str, Held], *keys: str) -> tuple[dict[str, Held], list[bytes]]:
+def without(samples: dict[str, Held], *keys: str) -> tuple[dict[str, Held], list[bytes]]:
     """The remaining samples, and the erased payloads."""
-    gone = [key for key in held if key.partition("/")[2] in keys]
-    payloads = [data for key in gone for data in held[key].fields.values()]
-    return {key: value for key, value in held.items() if key not in gone}, payloads
+    gone = [key for key in samples if key.partition("/")[2] in keys]
+    payloads = [data for key in gone for data in samples[key].fields.values()]
+    return {key: value for key, value in samples.items() if key not in gone}, payloads
 
 
 def times(root: Path) -> dict[Path, int]:
@@ -122,19 +122,19 @@ def test_leftovers_of_earlier_changes_are_erased_too(to: str, tmp_path: Path) ->
     assert packer.reshard(root, tmp_path / "out", run=packer.Run(workers=1)).samples == len(expected)
 
 
-def test_all_of_a_split_and_all_of_a_class(one: Path, tmp_path: Path) -> None:
+def test_all_of_a_split_and_all_of_a_class(target: Path, tmp_path: Path) -> None:
     """A class without samples keeps its name, which may be that of a person, and this is reported; label numbers
     stay."""
-    keys = packer.table(one).keys("val")
-    expected, payloads = without(content(one), *keys)
-    result = packer.erase(one, keys=keys, split="val", workers=1)
+    keys = packer.table(target).keys("val")
+    expected, payloads = without(content(target), *keys)
+    result = packer.erase(target, keys=keys, split="val", workers=1)
     assert result.rewritten == 0 and result.splits == {"train": 11}
-    check(one, expected)
-    assert not files_with(one, *payloads)
-    result = packer.erase(one, where='label == "cat"', workers=1)
-    assert read_dataset_info(one).classes == ("cat", "dog") and wrong(one) == []
+    check(target, expected)
+    assert not files_with(target, *payloads)
+    result = packer.erase(target, where='label == "cat"', workers=1)
+    assert read_dataset_info(target).classes == ("cat", "dog") and wrong(target) == []
     assert [(copy.what, copy.where) for copy in result.copies] == [("class", "cat")]
-    convert(one, tmp_path / "dogs", classes=["dog"])
+    convert(target, tmp_path / "dogs", classes=["dog"])
     assert not files_with(tmp_path / "dogs", b"cat")
 
 
@@ -165,45 +165,45 @@ def test_append_refuses_an_expression_whose_values_were_erased(tmp_path: Path) -
         packer.append(root, more, run=packer.Run(workers=1))
 
 
-def test_copies_that_are_out_of_reach_are_named(one: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_that_are_out_of_reach_are_named(target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / "node"))
     (tmp_path / "node").mkdir()
-    packer.subset(one, tmp_path / "a subset", lambda whole: whole.where('label == "cat"'))
-    first, last = (shard.path for shard in read_dataset_info(one).splits["train"].shards[::3])
-    os.link(one / first, tmp_path / "another-name")
-    (one / "notes.txt").write_text("ours")
-    with readers.stage(one, tmp_path / "node", any_filesystem=True):
+    packer.subset(target, tmp_path / "a subset", lambda whole: whole.where('label == "cat"'))
+    first, last = (shard.path for shard in read_dataset_info(target).splits["train"].shards[::3])
+    os.link(target / first, tmp_path / "another-name")
+    (target / "notes.txt").write_text("ours")
+    with readers.stage(target, tmp_path / "node", any_filesystem=True):
         pass
-    with readers.open(one, "train") as reader:
+    with readers.open(target, "train") as reader:
         readers.cached(reader, "1MiB", persist=True, job="erase-test").close()
     (tmp_path / "keys.txt").write_text("cat/cat0t1\n")
     try:
-        ended = run_packer("erase", one, "--keys", tmp_path / "keys.txt", "--dry-run")
-        result = packer.erase(one, keys=["cat/cat0t1"], workers=1)
+        ended = run_packer("erase", target, "--keys", tmp_path / "keys.txt", "--dry-run")
+        result = packer.erase(target, keys=["cat/cat0t1"], workers=1)
     finally:
         run_packer("cache", "clean", "--all")
-    found = {(copy.what, copy.where): copy.advice for copy in result.copies}
-    advice = found["link", str(tmp_path / "a subset")]
+    advice_on = {(copy.what, copy.where): copy.advice for copy in result.copies}
+    advice = advice_on["link", str(tmp_path / "a subset")]
     assert advice.startswith(f"packer erase '{tmp_path / 'a subset'}' …  or, if that finds no such samples,")
-    assert re.fullmatch(r"find DIR -inum \d+  finds its 1 more name", found["link", str(one / first)])
-    staged = [where for what, where in found if what == "staged"]
+    assert re.fullmatch(r"find DIR -inum \d+  finds its 1 more name", advice_on["link", str(target / first)])
+    staged = [where for kind, where in advice_on if kind == "staged"]
     assert len(staged) == 1 and staged[0].startswith(str(tmp_path / "node"))
-    assert [advice for (what, _), advice in found.items() if what == "cache"] == ["packer cache clean --all"]
+    assert [advice for (kind, _), advice in advice_on.items() if kind == "cache"] == ["packer cache clean --all"]
     assert result.unknown == ("notes.txt",)
     assert ended.returncode == 0 and "which this command does not reach:" in ended.stdout
-    assert f"packer stage clean {one}" in ended.stdout and "not checked: notes.txt" in ended.stdout
+    assert f"packer stage clean {target}" in ended.stdout and "not checked: notes.txt" in ended.stdout
     # A shard that is a link: its target is left in place and reported.
-    shutil.move(one / last, tmp_path / "elsewhere.tar")
-    os.symlink(tmp_path / "elsewhere.tar", one / last)
-    expected, _ = without(content(one), "dog/dog0t5")
-    result = packer.erase(one, keys=["dog/dog0t5"], workers=1)
-    check(one, expected)
-    assert (tmp_path / "elsewhere.tar").exists() and not os.path.lexists(one / last)
+    shutil.move(target / last, tmp_path / "elsewhere.tar")
+    os.symlink(tmp_path / "elsewhere.tar", target / last)
+    expected, _ = without(content(target), "dog/dog0t5")
+    result = packer.erase(target, keys=["dog/dog0t5"], workers=1)
+    check(target, expected)
+    assert (tmp_path / "elsewhere.tar").exists() and not os.path.lexists(target / last)
     assert str(tmp_path / "elsewhere.tar") in [copy.where for copy in result.copies]
 
 
-def test_erasures_that_are_refused(one: Path) -> None:
-    before = times(one)
+def test_erasures_that_are_refused(target: Path) -> None:
+    before = times(target)
     cases: list[tuple[dict[str, Any], Any, str]] = [
         ({"keys": ["no/such"]}, readers.UnknownNameError, r"no sample has 1 key of those given: 'no/such'"),
         ({"where": "width > 5000"}, readers.SourceError, r"nothing is erased: 'width > 5000' is false for all"),
@@ -218,34 +218,34 @@ def test_erasures_that_are_refused(one: Path) -> None:
     ]
     for options, error, message in cases:
         with pytest.raises(error, match=message):
-            packer.erase(one, workers=1, **options)
-        assert {path: at for path, at in times(one).items() if path.is_file()}.items() <= before.items()
+            packer.erase(target, workers=1, **options)
+        assert {path: at for path, at in times(target).items() if path.is_file()}.items() <= before.items()
 
 
-def test_foreign_shards_are_neither_written_nor_removed(one: Path, tmp_path: Path) -> None:
+def test_foreign_shards_are_neither_written_nor_removed(target: Path, tmp_path: Path) -> None:
     for name in ("dataset.json", "SHA256SUMS", "README.md", "classes.txt"):
-        (one / name).unlink()
-    for path in one.glob("*.index"):
+        (target / name).unlink()
+    for path in target.glob("*.index"):
         shutil.rmtree(path)
-    packer.index([one], workers=1)
-    before = shards(one)
+    packer.index([target], workers=1)
+    before = shards(target)
     with pytest.raises(readers.SourceError, match=r"made elsewhere.*packer reshard .* -o DIR"):
-        packer.erase(one, keys=GONE, workers=1)
-    assert shards(one) == before
+        packer.erase(target, keys=GONE, workers=1)
+    assert shards(target) == before
 
 
-def test_a_damaged_neighbour_is_named_and_nothing_is_lost(one: Path) -> None:
-    with readers.open(one, "train") as reader:
+def test_a_damaged_neighbour_is_named_and_nothing_is_lost(target: Path) -> None:
+    with readers.open(target, "train") as reader:
         path, offset, _ = reader.byte_range(list(reader.keys).index("cat/cat0t0"))
     with open(path, "r+b") as file:
         file.seek(offset + 300)
         file.write(b"\0" * 8)
-    before = shards(one)
+    before = shards(target)
     with pytest.raises(readers.BadSampleError, match=r"cat0t0.*nothing is erased: erase this sample"):
-        packer.erase(one, keys=["cat/cat0t1"], workers=1)
-    assert shards(one) == before
-    packer.erase(one, keys=["cat/cat0t1", "cat/cat0t0"], workers=1)
-    assert wrong(one) == [] and not files_with(one, b"cat0t1")
+        packer.erase(target, keys=["cat/cat0t1"], workers=1)
+    assert shards(target) == before
+    packer.erase(target, keys=["cat/cat0t1", "cat/cat0t0"], workers=1)
+    assert wrong(target) == [] and not files_with(target, b"cat0t1")
 
 
 @pytest.mark.parametrize("to", FORMATS)
@@ -281,14 +281,14 @@ def killed_at(steps: Iterable[int], base: Path, folder: Path) -> tuple[int, int]
     for step in steps:
         root = Path(shutil.copytree(base, folder / "killed"))
         killed = crashes_at(step, partial(packer.erase, root, keys=GONE, workers=1))
-        found = content(root)
-        assert found in (old, expected) and wrong(root) == [], step
+        state = content(root)
+        assert state in (old, expected) and wrong(root) == [], step
         try:
             result = packer.erase(root, keys=GONE, workers=1)
-            assert result.samples == (2 if found == old else 0), step
-            completed += found != old
+            assert result.samples == (2 if state == old else 0), step
+            completed += state != old
         except readers.UnknownNameError:  # no sample was left to erase, perhaps only the list of files
-            assert found == expected and not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
+            assert state == expected and not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
         check(root, expected)
         assert not files_with(root, *payloads, b"cat0t1", b"dog0t3"), step
         shutil.rmtree(root)

@@ -72,11 +72,11 @@ def test_a_tar_index_agrees_with_tarfile(packed: Callable[[str], Path], target: 
         first, *lines = file.read_text().splitlines()
         with tarfile.open(file.with_suffix(".tar")) as archive:
             members = [(m.name.partition(".")[2], m.offset_data, m.size, m.name) for m in archive.getmembers()]
-        found = []
+        entries = []
         for line in lines:
             words = line.split(" ")
-            found += [(e, int(o), int(s), n) for e, o, s, n in zip(*(words[i::4] for i in range(4)), strict=True)]
-        assert found == members and first == f"{version} {len(lines)}"
+            entries += [(e, int(o), int(s), n) for e, o, s, n in zip(*(words[i::4] for i in range(4)), strict=True)]
+        assert entries == members and first == f"{version} {len(lines)}"
         assert all(len({name.partition(".")[0] for name in line.split(" ")[3::4]}) == 1 for line in lines)
 
 
@@ -108,8 +108,8 @@ def test_dali_reads_our_tars(packed: Callable[[str], Path]) -> None:
     root = packed("tar")
     indexes = [str(file) for file in packer.export_index(root, "dali", split="train").files]
     shards = [index.replace(".idx", ".tar") for index in indexes]
-    found = run_dali(lambda native: native.webdataset(paths=shards, index_paths=indexes, ext=["jpg", "cls"]), 36)
-    assert [(image.tobytes(), int(label.tobytes())) for image, label in found] == stored(root)
+    samples = run_dali(lambda native: native.webdataset(paths=shards, index_paths=indexes, ext=["jpg", "cls"]), 36)
+    assert [(image.tobytes(), int(label.tobytes())) for image, label in samples] == stored(root)
 
 
 def test_dali_reads_our_tfrecords(packed: Callable[[str], Path]) -> None:
@@ -132,14 +132,14 @@ def test_dali_reads_our_tfrecords(packed: Callable[[str], Path]) -> None:
 def test_the_tfrecord_package_reads_by_our_index(packed: Callable[[str], Path]) -> None:
     loader = pytest.importorskip("tfrecord.reader")
     root = packed("tfrecord")
-    found = []
+    samples = []
     for file in packer.export_index(root, "tfrecord", split="train").files:
         description = {"image/encoded": "byte", "image/class/label": "int"}
         shard = str(file.with_suffix(".tfrecord"))
         for part in range(2):  # the index lets two workers share a file
             records = loader.tfrecord_loader(shard, str(file), description, shard=(part, 2))
-            found += [(bytes(r["image/encoded"]), int(r["image/class/label"][0])) for r in records]
-    assert found == stored(root)
+            samples += [(bytes(r["image/encoded"]), int(r["image/class/label"][0])) for r in records]
+    assert samples == stored(root)
 
 
 def test_wids_reads_by_our_index(
@@ -150,8 +150,8 @@ def test_wids_reads_by_our_index(
     root = packed("tar")
     (index,) = packer.export_index(root, "wids", split="train", output=tmp_path / "out").files
     samples = wids.ShardListDataset(str(index), transformations=[])
-    found = [(samples[i][".jpg"].read(), int(samples[i][".cls"].read())) for i in range(len(samples))]
-    assert found == stored(root)
+    read = [(samples[i][".jpg"].read(), int(samples[i][".cls"].read())) for i in range(len(samples))]
+    assert read == stored(root)
 
 
 # --- refused sets -------------------------------------------------------------------------------------------------

@@ -118,12 +118,12 @@ def test_a_diff_is_one_file_and_lines_of_one_registry(diff: Path) -> None:
 def test_additions_pass_the_suites(patched: Path, slow: bool) -> None:
     chosen = "Hosts or worker or host or osteriz or every_op or launchers or test_format_msgpack or sqlar"
     files = ["format_msgpack", "sources_sqlar", "engine_hosts", "ops", "ranks", *(["dali_ops"] if slow else [])]
-    said = in_copy(
+    output = in_copy(
         patched, "-m", "pytest", "-q", "-p", "no:cacheprovider", *(f"tests/test_{name}.py" for name in files),
         "-k", f"({chosen}) and {'' if slow else 'not '}({SLOW}{' or dali' if slow else ''})",
     )  # fmt: skip
-    ran = int(re.findall(r"(\d+) passed", said)[0])
-    assert "failed" not in said and ran > (8 if slow else 60), said
+    ran = int(re.findall(r"(\d+) passed", output)[0])
+    assert "failed" not in output and ran > (8 if slow else 60), output
 
 
 def test_commands_use_the_additions(patched: Path, folder: Path) -> None:

@@ -86,26 +86,26 @@ def test_links_in_the_output_are_not_followed(tree: Path, packed: Path, tmp_path
 
 def test_only_files_are_overwritten(tree: Path, packed: Path, tmp_path: Path, hanging: Hanging) -> None:
     """A link, FIFO or folder in place of a file or of labels.csv, with and without --overwrite."""
-    theirs = tmp_path / "thesis.tex"
-    theirs.write_bytes(b"precious")
+    thesis = tmp_path / "thesis.tex"
+    thesis.write_bytes(b"precious")
     for name, source in (("train/cat/cat_000.JPEG", packed), ("labels.csv", labelled(tree, tmp_path))):
         target = tmp_path / "back" / name
-        for make in (partial(target.symlink_to, theirs), partial(os.mkfifo, target), target.mkdir):
+        for make in (partial(target.symlink_to, thesis), partial(os.mkfifo, target), target.mkdir):
             shutil.rmtree(tmp_path / "back", ignore_errors=True)
             target.parent.mkdir(parents=True)
             make()
             for overwrite in (False, True):
-                says = rf"{target.name}: is in the way \(a (link|FIFO|folder)\)"
-                with pytest.raises(readers.OutputError, match=says):
+                message = rf"{target.name}: is in the way \(a (link|FIFO|folder)\)"
+                with pytest.raises(readers.OutputError, match=message):
                     hanging(partial(packer.extract, source, tmp_path / "back", overwrite=overwrite))
-    assert theirs.read_bytes() == b"precious"
+    assert thesis.read_bytes() == b"precious"
 
 
 def test_no_user_file_is_mistaken_for_a_temporary_one(tree: Path, packed: Path, tmp_path: Path) -> None:
-    mine = tree_of(tmp_path / "back", {"train/cat/.cat_000.JPEG.part": b"mine"}) / "train/cat/.cat_000.JPEG.part"
+    user_file = tree_of(tmp_path / "back", {"train/cat/.cat_000.JPEG.part": b"mine"}) / "train/cat/.cat_000.JPEG.part"
     packer.extract(packed, tmp_path / "back")
-    assert mine.read_bytes() == b"mine"
-    mine.unlink()
+    assert user_file.read_bytes() == b"mine"
+    user_file.unlink()
     assert files_of(tmp_path / "back") == files_of(tree)
 
 
@@ -143,13 +143,13 @@ def test_an_image_in_two_splits_comes_back_once_with_both_labels(tree: Path, tmp
 
 def test_a_foreign_table_of_labels_is_kept(tree: Path, tmp_path: Path) -> None:
     packed = labelled(tree, tmp_path)
-    mine = tree_of(tmp_path / "back", {"labels.csv": b"image,age\nx.jpg,4\n"}) / "labels.csv"
+    table = tree_of(tmp_path / "back", {"labels.csv": b"image,age\nx.jpg,4\n"}) / "labels.csv"
     with pytest.raises(readers.OutputError, match=r"labels.csv: exists, and is not a table of labels .*overwrite=True"):
         packer.extract(packed, tmp_path / "back")
-    assert mine.read_text() == "image,age\nx.jpg,4\n"
+    assert table.read_text() == "image,age\nx.jpg,4\n"
     packer.extract(packed, tmp_path / "back", overwrite=True)
     assert len(rows_of(tmp_path / "back")) == 14
-    mine.write_text(mine.read_text().replace("cat_000.JPEG,0,cat", "cat_000.JPEG,1,dog"))
+    table.write_text(table.read_text().replace("cat_000.JPEG,0,cat", "cat_000.JPEG,1,dog"))
     with pytest.raises(readers.OutputError, match=r"says 1 'dog' of .*cat_000.JPEG', the set says 0 'cat'"):
         packer.extract(packed, tmp_path / "back")
 
@@ -176,8 +176,8 @@ def test_labels_csv_has_no_formulas_and_the_names_come_back(tmp_path: Path) -> N
     source = packer.open_source(tmp_path / "tree" / "labels.csv", label_column="class")
     convert(source, tmp_path / "set")
     with readers.open(tmp_path / "set") as reader:
-        found = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
-    assert found == {f"={i}": name.strip() for i, name in enumerate(names)}
+        classes = {key: reader.classes[label] for key, label in zip(reader.keys, reader.labels, strict=True)}
+    assert classes == {f"={i}": name.strip() for i, name in enumerate(names)}
     packer.extract(tmp_path / "set", tmp_path / "back", workers=1)
     before = (tmp_path / "back" / "labels.csv").read_bytes()
     packer.extract(tmp_path / "set", tmp_path / "back", workers=1)  # reads the table, and recognises its rows
@@ -188,7 +188,7 @@ def test_labels_that_folders_do_not_show(tmp_path: Path) -> None:
     """WebDataset shards have labels but no class folders: labels.csv keeps the labels, and a conversion reads it."""
     samples = [(f"{i:04d}", make_jpeg(i), b"%d" % (i % 2), b'{"id": %d}' % i) for i in range(4)]
     members = [
-        (f"{key}.{end}", one) for key, *data in samples for end, one in zip(("jpg", "cls", "json"), data, strict=True)
+        (f"{key}.{end}", part) for key, *data in samples for end, part in zip(("jpg", "cls", "json"), data, strict=True)
     ]
     write(tmp_path / "train-000000.tar", tar_of(*members))
     adopted = packer.index([tmp_path / "train-000000.tar"], tmp_path / "set", workers=1).output

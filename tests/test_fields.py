@@ -54,9 +54,9 @@ def test_every_kind_of_a_set_can_be_decoded() -> None:
 # --- arrays -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{list(array.shape)}")
 def test_arrays_equal_those_of_numpy_both_ways(array: Any) -> None:
-    for found in (parse_npy(saved(array)), np.load(io.BytesIO(bytes(encode_field("array", array))))):
-        np.testing.assert_array_equal(found, array)
-        assert found.dtype.newbyteorder("=") == array.dtype.newbyteorder("=") and found.shape == array.shape
+    for parsed in (parse_npy(saved(array)), np.load(io.BytesIO(bytes(encode_field("array", array))))):
+        np.testing.assert_array_equal(parsed, array)
+        assert parsed.dtype.newbyteorder("=") == array.dtype.newbyteorder("=") and parsed.shape == array.shape
     own = parse_npy(memoryview(saved(array)))
     assert own.flags.writeable and own.flags.c_contiguous and own.dtype.isnative
 
@@ -109,10 +109,10 @@ def test_a_header_with_any_changed_byte_gives_an_array_or_a_bad_sample() -> None
         for value in (0, 0x27, 0x28, 0x39, 0xFF, GOOD[at] ^ 1):
             data = GOOD[:at] + bytes((value,)) + GOOD[at + 1 :]
             try:
-                found = parse_npy(data)
+                array = parse_npy(data)
             except BadSampleError:
                 continue
-            assert found.nbytes == 16, "more memory than the values need"
+            assert array.nbytes == 16, "more memory than the values need"
 
 
 def test_booleans_are_0_and_1_whatever_the_bytes_are() -> None:
@@ -163,12 +163,12 @@ VALUES = [
 @pytest.mark.parametrize(("kind", "value", "expected"), VALUES)
 def test_encoded_values_come_back(kind: str, value: Any, expected: Any) -> None:
     data = encode_field(kind, value)
-    found = decode_field(kind, data)
+    decoded = decode_field(kind, data)
     if isinstance(expected, np.ndarray):
-        assert found.dtype == expected.dtype
-        np.testing.assert_array_equal(found, expected)
+        assert decoded.dtype == expected.dtype
+        np.testing.assert_array_equal(decoded, expected)
     else:
-        assert found == expected
+        assert decoded == expected
     assert encode_field(kind, data) == data, "bytes were changed"
 
 
@@ -244,9 +244,9 @@ def test_a_mask_has_the_stored_numbers(name: str) -> None:
 )
 def test_masks_keep_their_numbers_in_the_smallest_type(low: int, high: int, given: Any, stored: Any) -> None:
     mask = np.array([[0, 1, 25], [low, high, 7]], given)
-    found = decode_field("mask", encode_field("mask", mask))
-    assert found.dtype == stored
-    np.testing.assert_array_equal(found, mask)
+    decoded = decode_field("mask", encode_field("mask", mask))
+    assert decoded.dtype == stored
+    np.testing.assert_array_equal(decoded, mask)
 
 
 # --- sets ---------------------------------------------------------------------------------------------------------
@@ -290,10 +290,10 @@ def test_every_format_keeps_fields_and_their_kinds(to: str, tmp_path: Path) -> N
             kinds = {name.partition(":")[0]: name.partition(":")[2] for name in FIELDS}
             assert reader.kinds == {"image": "image", **kinds, "json": "json"}
             assert not reader.has(0, "mask") and not reader.has(0, "caption")
-            found = {field: decode_field(kind, reader.read(2, field)) for field, kind in reader.kinds.items()}
-        assert found["boxes"].tolist() == [[0, 4, 6, 10], [2, 4, 8, 10]] and found["box_labels"].tolist() == [0, 1]
-        assert (found["mask"] == 2).all() and found["points"].tolist() == [[2, 8]]
-        assert (found["caption"], found["note"], found["json"]) == ("number 2", "words of 2", {"weight": 1.0})
+            values = {field: decode_field(kind, reader.read(2, field)) for field, kind in reader.kinds.items()}
+        assert values["boxes"].tolist() == [[0, 4, 6, 10], [2, 4, 8, 10]] and values["box_labels"].tolist() == [0, 1]
+        assert (values["mask"] == 2).all() and values["points"].tolist() == [[2, 8]]
+        assert (values["caption"], values["note"], values["json"]) == ("number 2", "words of 2", {"weight": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -341,20 +341,20 @@ def test_a_deep_check_finds_a_field_of_another_kind(tmp_path: Path) -> None:
     info = json.loads((tmp_path / "set/dataset.json").read_text())
     info["fields"] |= {"seg": "mask", "note": "boxes"}
     (tmp_path / "set/dataset.json").write_text(json.dumps(info))
-    found = packer.verify(tmp_path / "set", deep=True, workers=1)
-    assert len(found.problems) == 3 and all("field note: not an array" in str(problem) for problem in found.problems)
+    result = packer.verify(tmp_path / "set", deep=True, workers=1)
+    assert len(result.problems) == 3 and all("field note: not an array" in str(problem) for problem in result.problems)
 
 
 def test_kinds_can_be_added_to_a_set_without_them(tmp_path: Path) -> None:
     source = packer.open_source(table(tmp_path, pictures(tmp_path)), fields={"seg": "seg"})
     packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
-        given = reader.with_kinds({"seg": "mask"})
-        assert (reader.kinds["seg"], given.kinds["seg"]) == ("file", "mask")
-        assert given.fingerprint == reader.fingerprint and given.select(indices=[2]).kinds["seg"] == "mask"
-        assert readers.concat([given, given]).kinds == given.kinds
+        typed = reader.with_kinds({"seg": "mask"})
+        assert (reader.kinds["seg"], typed.kinds["seg"]) == ("file", "mask")
+        assert typed.fingerprint == reader.fingerprint and typed.select(indices=[2]).kinds["seg"] == "mask"
+        assert readers.concat([typed, typed]).kinds == typed.kinds
         with pytest.raises(ValueError, match="in order and kind"):
-            readers.concat([given, reader])
+            readers.concat([typed, reader])
         with pytest.raises(UnknownNameError, match="no field 'nowhere'"):
             reader.with_kinds({"nowhere": "mask"})
         with pytest.raises(ValueError, match="a field other than the image is of kind image, file"):

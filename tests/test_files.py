@@ -125,18 +125,18 @@ def test_the_checksum_of_a_file(tmp_path: Path) -> None:
         file_checksum(tmp_path / "pipe")
 
 
-@pytest.mark.parametrize("what", ["FIFO", "socket", "folder", "device"])
+@pytest.mark.parametrize("kind", ["FIFO", "socket", "folder", "device"])
 def test_only_regular_files_are_read_without_waiting(
-    folder: Folder, what: str, monkeypatch: pytest.MonkeyPatch
+    folder: Folder, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = folder.path / "x"
-    if what == "FIFO":
+    if kind == "FIFO":
         os.mkfifo(path)
-    elif what == "socket":
+    elif kind == "socket":
         monkeypatch.chdir(folder.path)  # the path of a socket is limited to 108 bytes
         with socket.socket(socket.AF_UNIX) as listening:
             listening.bind("x")
-    elif what == "folder":
+    elif kind == "folder":
         path.mkdir()
     else:
         path.symlink_to("/dev/zero")
@@ -156,7 +156,7 @@ def test_only_regular_files_are_read_without_waiting(
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
     thread.join(300)
-    assert len(done) == 3 and all(str(path) in message for message in done), f"a {what} was read, or waited for: {done}"
+    assert len(done) == 3 and all(str(path) in message for message in done), f"a {kind} was read, or waited for: {done}"
 
 
 def test_a_file_over_the_cap_is_not_read(folder: Folder) -> None:

@@ -35,14 +35,14 @@ PIXELS = np.random.RandomState(0).randint(0, 256, (5, 6, 7, 3), np.uint8)
 def contents(root: Path) -> dict[str, Any]:
     """The complete content of a set, by split."""
     info = read_dataset_info(root)
-    found: dict[str, Any] = {"classes": info.classes, "fields": dict(info.fields)}
+    content: dict[str, Any] = {"classes": info.classes, "fields": dict(info.fields)}
     for split in info.splits:
         with readers.open(root, split, verify=True) as reader:
-            found[split] = [
+            content[split] = [
                 (s.key, s.label, reader.name(i), {name: bytes(data) for name, data in s.fields.items()})
                 for i, s in enumerate(reader)
             ]
-    return found
+    return content
 
 
 def listed(path: Path, **options: Any) -> SourceListing:
@@ -130,13 +130,13 @@ NOT_FLAT = {
 def test_convert_packs_the_shards_that_index_adopts(tmp_path: Path, layout: str) -> None:
     shard = (FLAT | NOT_FLAT)[layout](tmp_path)
     converted = convert(shard, tmp_path / "converted", "tfrecord", samples_per_shard=2)
-    found = contents(converted)
+    content = contents(converted)
     expected = [(2 * label if "gaps" in layout else label, image) for _, (image, label) in pairs()]
-    assert sorted((label, fields["image"]) for _, label, _, fields in found["val"]) == sorted(expected)
+    assert sorted((label, fields["image"]) for _, label, _, fields in content["val"]) == sorted(expected)
     assert packer.verify(converted, against=shard, workers=1).ok
     if layout in FLAT:
         indexed = packer.index([shard], tmp_path / "indexed", workers=1).output
-        assert found == contents(indexed)
+        assert content == contents(indexed)
         assert packer.verify(indexed, workers=1).ok
     else:
         with pytest.raises(NotFlatError, match=f"packer convert {shard} --to hdf5"):
@@ -305,8 +305,8 @@ def test_bad_records_fall_under_on_error(tmp_path: Path) -> None:
     path = write(tmp_path / "x.tfrecord", data)
     with pytest.raises(BadSampleError, match=r"x/00000001: the record at byte \d+ has a wrong checksum: damaged"):
         convert(path, tmp_path / "a")
-    found = contents(convert(path, tmp_path / "b", on_error="skip"))["train"]
-    assert [fields["image"] for _, _, _, fields in found] == [IMAGES[0], IMAGES[2]]
+    samples = contents(convert(path, tmp_path / "b", on_error="skip"))["train"]
+    assert [fields["image"] for _, _, _, fields in samples] == [IMAGES[0], IMAGES[2]]
 
 
 # --- detection of the source ---

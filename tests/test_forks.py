@@ -79,9 +79,9 @@ def slow_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a network: opening a shard takes a while."""
     original = os.open
 
-    def slow(*given: Any, **named: Any) -> int:
+    def slow(*args: Any, **kwargs: Any) -> int:
         time.sleep(0.002)
-        return original(*given, **named)
+        return original(*args, **kwargs)
 
     monkeypatch.setattr(os, "open", slow)
 

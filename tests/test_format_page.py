@@ -41,14 +41,14 @@ def test_columns_are_written_and_read_as_in_the_table(source: Path, tmp_path: Pa
     shutil.copytree(source, tmp_path / "set")
     packer.add_field(tmp_path / "set", tree_of(tmp_path, notes) / "masks", name="note")
     index = next(path for path in (tmp_path / "set").glob("train.index*") if (path / "note.shard.npy").exists())
-    samples, found = 36, {}
+    samples, columns = 36, {}
     for path in index.iterdir():
         column = np.load(path)
         assert column.ndim == 1
         length = {samples: "n", samples + 1: "n + 1"}.get(len(column), "bytes")
-        found[path.name] = (str(column.dtype), length)
+        columns[path.name] = (str(column.dtype), length)
     expected = columns_of({"image": False, "note": True})
-    assert found == expected
+    assert columns == expected
     for name, (dtype, length) in expected.items():
         np.save(tmp_path / name, np.zeros({"n": 3, "n + 1": 4, "bytes": 0}[length], dtype))
     Index(tmp_path, 3, ["image", "note"], ["note"]).check()

@@ -70,7 +70,7 @@ class TestHdf5(FormatSuite):
     def beyond_4_gib(self, folder: Path) -> tuple[Path, dict[str, bytes]]:
         path = folder / "train-00000-of-00001.h5"
         offsets = beyond(self.format.open_writer(path, ShardSpec("train", IMAGE)), "image")
-        assert [found.ranges["image"][0] for found in self.locate(path)] == offsets, "finish() and locate differ"
+        assert [located.ranges["image"][0] for located in self.locate(path)] == offsets, "finish() and locate differ"
         return path, {"b": b"second", "c": JPEG}
 
     def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
@@ -83,7 +83,7 @@ class TestHdf5(FormatSuite):
 
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
         """Payloads, tables and keys. Harmless: free space, caches of statistics, reserved bytes of HDF5."""
-        ranges = [place for found in truth for place in found.ranges.values()]
+        ranges = [place for located in truth for place in located.ranges.values()]
         with h5py.File(path) as file:
             for name in ("label", "image/offset", "image/length", "mask/offset"):
                 ranges.append((file[name].id.get_offset(), file[name].id.get_storage_size()))
@@ -224,7 +224,7 @@ class TestHdf5(FormatSuite):
         with h5py.File(path, "w", userblock_size=1024) as file:
             file["images"] = np.arange(100, dtype=np.uint8)
             file["offsets"] = np.array([0, 60])
-        ranges = [found.ranges["image"] for found in self.locate(path)]
+        ranges = [located.ranges["image"] for located in self.locate(path)]
         assert [read_range(path, place) for place in ranges] == [bytes(range(60)), bytes(range(60, 100))]
 
 
@@ -277,15 +277,15 @@ class TestTFRecord(FormatSuite):
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
         """Harmless without check_payload: features that are not read, and the checksum of the data."""
         noticed, position = set[int](), 0
-        for found in truth:
+        for located in truth:
             length = struct.unpack_from("<Q", data, position)[0]
             noticed |= set(range(position, position + 12))
             names = ["image/encoded", "image/filename", "image/class/label", "image/class/synset"]
-            names += ["mask/encoded", "mask/filename"] if "mask" in found.ranges else []
-            for text in (*names, *found.names.values()):
+            names += ["mask/encoded", "mask/filename"] if "mask" in located.ranges else []
+            for text in (*names, *located.names.values()):
                 at = data.index(text.encode(), position)
                 noticed |= set(range(at, at + len(text)))
-            for at, n in found.ranges.values():
+            for at, n in located.ranges.values():
                 noticed |= set(range(at, at + n))
             position += 12 + length + 4
         return noticed
@@ -358,9 +358,9 @@ class TestTFRecord(FormatSuite):
     def test_options_name_the_features(self, tmp_path: Path) -> None:
         path = self.hostile(tmp_path, framed(example(png=b"image", seg=b"mask", y=5)))
         options = LocateOptions(image_key="png", label_key="y", extra_fields={"mask": "seg"}, label_offset=1)
-        [found] = self.format.locate(path, options)
-        payloads = {field: read_range(path, place) for field, place in found.ranges.items()}
-        assert (found.label, payloads) == (4, {"image": b"image", "mask": b"mask"})
+        [located] = self.format.locate(path, options)
+        payloads = {field: read_range(path, place) for field, place in located.ranges.items()}
+        assert (located.label, payloads) == (4, {"image": b"image", "mask": b"mask"})
         self.refused(path, "no feature 'image/encoded'; it has png, seg, y; .* image_key='KEY'")
         self.refused(path, "no feature 'jpg'; it has png, seg, y", LocateOptions(image_key="jpg"))
         self.refused(path, "no feature 'label'", LocateOptions(image_key="png", label_key="label"))
@@ -428,7 +428,7 @@ class TestTar(FormatSuite):
 
     def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
         """One whole block of zeros after the last member is an end that every tar program accepts."""
-        last = max(at + n for found in truth for at, n in found.ranges.values())
+        last = max(at + n for located in truth for at, n in located.ranges.values())
         return truth if size >= last + -last % BLOCK + BLOCK else None
 
     def must_notice(self, path: Path, data: bytes, truth: list[Located]) -> set[int]:
@@ -473,7 +473,7 @@ class TestTar(FormatSuite):
         binary = block(b"a.jpg", b"\x80" + (5).to_bytes(11, "big")) + b"12345" + bytes(BLOCK - 5)
         assert self.locate(self.hostile(tmp_path, binary))[0].ranges == {"image": (BLOCK, 5)}
         data = pax(record(b"size", b"5")) + block(b"a.jpg", 0) + b"12345" + bytes(BLOCK - 5) + member(b"b.jpg", b"b")
-        assert [found.ranges["image"][1] for found in self.locate(self.hostile(tmp_path, data))] == [5, 1]
+        assert [located.ranges["image"][1] for located in self.locate(self.hostile(tmp_path, data))] == [5, 1]
 
     @pytest.mark.parametrize(
         ("data", "match"),

@@ -61,13 +61,13 @@ def noise(count: int = 9) -> list[Pixels]:
 def test_torch_ops_give_the_pixels_of_the_cpu(ops: list[Any], dtype: torch.dtype, planar: bool) -> None:
     ops = ops if dtype == torch.uint8 else [*ops, NORMALIZE]
     images = noise()
-    ours = on_a_device(ops, images, dtype=dtype, planar=planar, engine="torch")
+    pixels = on_a_device(ops, images, dtype=dtype, planar=planar, engine="torch")
     expected = on_the_cpu(ops, images, dtype, planar)
-    assert ours.dtype == dtype and ours.stride() == expected.stride()
+    assert pixels.dtype == dtype and pixels.stride() == expected.stride()
     # Sums in another order may round the other way after pixel ops: one step of 255, which a standard deviation of 0.2
     # enlarges.
     step = (1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03) if any(op in ops for op in PIXEL_OPS) else 1e-5
-    apart = (ours.to(torch.float32) - expected.to(torch.float32)).abs()
+    apart = (pixels.to(torch.float32) - expected.to(torch.float32)).abs()
     assert float(apart.max()) <= step and float(apart.mean()) < 0.01 * max(step, 0.01)
 
 
@@ -187,7 +187,7 @@ print(triton_fault(torch.device("cpu")), BatchRenderer(torch.device("cpu"), dtyp
 
 @NEEDS_TRITON
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "output"),
     [
         (
             "raise RuntimeError('Failed to find C compiler. Please specify via CC environment variable or set "
@@ -199,11 +199,11 @@ print(triton_fault(torch.device("cpu")), BatchRenderer(torch.device("cpu"), dtyp
         ("arguments[1].zero_()", "Triton's first kernel made [[[0]], [[0]], [[0]]] of [[[40]], [[80]], [[120]]] torch"),
     ],
 )
-def test_triton_that_does_not_run_is_not_used(body: str, said: str, tmp_path: Path) -> None:
+def test_triton_that_does_not_run_is_not_used(body: str, output: str, tmp_path: Path) -> None:
     """Triton is installed, and its first kernel fails as it does without a C compiler, or has no effect."""
     env = {**os.environ, "TRITON_INTERPRET": "1", "PATH": str(tmp_path), "CC": ""}
     done = run_python("-c", FIRST_KERNEL.format(body), cwd=TESTS.parent, env=env)
-    assert done.stdout.rstrip("\n") == said, done.stderr
+    assert done.stdout.rstrip("\n") == output, done.stderr
 
 
 @NEEDS_TRITON
@@ -225,7 +225,7 @@ def test_triton_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:
     ops = CROP if dtype == torch.uint8 else [*CROP, NORMALIZE]
     images = noise(200)
-    ours = on_a_device(ops, images, torch.device("cuda"), dtype=dtype, engine="triton").cpu()
+    pixels = on_a_device(ops, images, torch.device("cuda"), dtype=dtype, engine="triton").cpu()
     expected = on_the_cpu(ops, images, dtype, False)
     step = 1.0 if dtype == torch.uint8 else 1 / 255 / 0.2 + 0.03
-    assert float((ours.to(torch.float32) - expected.to(torch.float32)).abs().max()) <= step
+    assert float((pixels.to(torch.float32) - expected.to(torch.float32)).abs().max()) <= step

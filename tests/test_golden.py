@@ -68,8 +68,8 @@ def test_a_set_opens_verifies_and_extracts(
     archive: Path, source: Path, unpacked: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     place, kind = unpacked(archive), name_of(archive).rpartition("-")[2]
-    found = packer.verify(place, deep=True, workers=1)
-    assert found.ok, found.problems
+    result = packer.verify(place, deep=True, workers=1)
+    assert result.ok, result.problems
     originals = {path.name: path.read_bytes() for path in source.iterdir()}
     extracted = packer.extract(place, tmp_path / "out", workers=1)
     back = {path.name: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
@@ -91,16 +91,16 @@ def test_a_set_opens_verifies_and_extracts(
         return
     rows = [line.split(",") for line in originals["images.csv"].decode().splitlines()[1:]]
     for split in ("train", "val"):
-        mine = [row for row in rows if row[2] == split and (kind != "edited" or row[0] != "image-0.jpg")]
+        expected = [row for row in rows if row[2] == split and (kind != "edited" or row[0] != "image-0.jpg")]
         with readers.open(place, split) as reader:
             count = range(len(reader))
             if kind != "raw":
-                assert [reader.name(i) for i in count] == [row[0] for row in mine]
+                assert [reader.name(i) for i in count] == [row[0] for row in expected]
             names = [reader.classes[label] if label >= 0 else "" for label in reader.labels]
-            assert [name.replace("felis", "cat") for name in names] == [row[1] for row in mine]
+            assert [name.replace("felis", "cat") for name in names] == [row[1] for row in expected]
             assert all(reader.image_info(count).width == 16)
             if "caption" in reader.fields:
-                assert [bytes(reader.read(i, "caption")).decode() for i in count] == [row[4] for row in mine]
+                assert [bytes(reader.read(i, "caption")).decode() for i in count] == [row[4] for row in expected]
 
 
 @pytest.mark.parametrize("name", make.WRITERS)

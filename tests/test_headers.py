@@ -152,10 +152,10 @@ def test_the_compiled_parser_agrees_with_python(source: bytes, changes: list[tup
         except BadSampleError as error:
             return str(error)
 
-    found = [checked(decode) for decode in ("none", "RGB", "unchanged")]
+    compiled = [checked(decode) for decode in ("none", "RGB", "unchanged")]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("packer.conversion.images.codec_if_built", lambda: None)
-        assert found == [checked(decode) for decode in ("none", "RGB", "unchanged")]
+        assert compiled == [checked(decode) for decode in ("none", "RGB", "unchanged")]
 
 
 @pytest.mark.parametrize("media", SMALL)
@@ -224,7 +224,7 @@ def test_decoded_pixels_are_refused_as_files() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "found"),
+    ("data", "description"),
     [
         (b"", "no bytes"),
         (b"\xff", "ff"),
@@ -233,9 +233,9 @@ def test_decoded_pixels_are_refused_as_files() -> None:
         (b"BMW M3 Coupe, a caption of a car", "42 4d 57 20 4d 33 20 43"),
     ],
 )
-def test_data_without_an_image(data: bytes, found: str) -> None:
+def test_data_without_an_image(data: bytes, description: str) -> None:
     assert sniff(data) == sniff(memoryview(data)) == ""
-    assert refusal(data) == f"image, byte 0: expected the magic of {', '.join(SUFFIX)}, found {found}"
+    assert refusal(data) == f"image, byte 0: expected the magic of {', '.join(SUFFIX)}, found {description}"
 
 
 # --- orientation ----------------------------------------------------------------------------------------------

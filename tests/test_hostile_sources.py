@@ -270,7 +270,7 @@ def test_no_other_file_is_read(tmp_path: Path, make: Callable[..., None]) -> Non
     hdf5_of(path, make, secret)
     with bounded(120), pytest.raises(PackerError, match=r"another file|external file|other files"):
         packer.convert(path, "tar", tmp_path / "out", run=packer.Run(workers=1, on_error="quarantine"))
-    assert not any(SECRET in found.read_bytes() for found in (tmp_path / "out").rglob("*") if found.is_file())
+    assert not any(SECRET in file.read_bytes() for file in (tmp_path / "out").rglob("*") if file.is_file())
     secret.unlink()
     os.mkfifo(secret)
     with bounded(120), pytest.raises(PackerError, match=r"another file|external file|other files"):

@@ -124,13 +124,13 @@ def test_different_indexes_of_one_shard_have_different_fingerprints(tmp_path: Pa
     prints = [readers.open(root).fingerprint for root in (left, right, again)]
     assert prints[0] != prints[1], "two sets with other images have one fingerprint"
     assert prints[0] == prints[2], "the same index made twice has two fingerprints"
-    with readers.open(left) as one, readers.open(right) as two:
-        with readers.cached(one, 1.0, **place) as kept:
+    with readers.open(left) as first, readers.open(right) as two:
+        with readers.cached(first, 1.0, **place) as kept:
             assert [bytes(data) for data in kept.read_many(range(4))] == [make_jpeg(i) for i in range(4)]
             with readers.cached(two, 1.0, **place) as other:
                 assert [bytes(data) for data in other.read_many(range(4))] == [make_jpeg(100 + i) for i in range(4)]
         order = Shuffled(4, seed=1)
-        token = ResumeToken(1, 0, 2, one.fingerprint, "", order.spec(), 4)
+        token = ResumeToken(1, 0, 2, first.fingerprint, "", order.spec(), 4)
         with pytest.raises(readers.ResumeError):
             token.check(fingerprint=two.fingerprint, order_spec=order.spec(), decoder="", samples=4)
     for root in (left, right):

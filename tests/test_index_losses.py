@@ -81,12 +81,12 @@ def test_shards_of_another_set_do_not_replace_a_set(packed: Path, tmp_path: Path
 def test_one_shard_is_not_taken_for_the_whole_set_and_a_missing_one_is_not_ignored(
     packed: Path, tmp_path: Path
 ) -> None:
-    before, (one, _, lost, *_) = files_of(packed), shards_of(packed)
+    before, (first, _, lost, *_) = files_of(packed), shards_of(packed)
     for _ in range(2):
         packer.index([packed], workers=1)
         assert files_of(packed) == before, "an intact index was rebuilt"
-    refused(packed, lambda: packer.index([one], workers=1), "39 samples in 7 shards", f"packer index {packed}")
-    apart = packer.index(str(one), tmp_path / "apart", accept_loss=True, workers=1)  # one shard needs no list
+    refused(packed, lambda: packer.index([first], workers=1), "39 samples in 7 shards", f"packer index {packed}")
+    apart = packer.index(str(first), tmp_path / "apart", accept_loss=True, workers=1)  # one shard needs no list
     with readers.open(tmp_path / "apart") as reader:
         assert apart.samples == 6 and reader.classes == ("cat", "dog", "owl"), "the classes of the set were lost"
     lost.unlink()
@@ -179,12 +179,12 @@ def test_a_crash_at_every_step_leaves_the_old_index_or_the_new_one(tree: Path, t
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(old, out)
         crashed = crashes_at(step, lambda: packer.index([out], label_offset=-1, classes=list("abcd"), workers=1))
-        found = files_of(out)
-        state = "old" if found["dataset.json"] == before["dataset.json"] else "new"
+        files = files_of(out)
+        state = "old" if files["dataset.json"] == before["dataset.json"] else "new"
         if state == "old":
-            found = dict.fromkeys({*DOCUMENTS} - {*found}, b"") | found  # may be missing until the next command
-            same = {name for name in before if found[name] == before[name]}
-            assert {name for name in before if found[name]} == same, f"step {step} has damaged the old set"
+            files = dict.fromkeys({*DOCUMENTS} - {*files}, b"") | files  # may be missing until the next command
+            same = {name for name in before if files[name] == before[name]}
+            assert {name for name in before if files[name]} == same, f"step {step} has damaged the old set"
         assert packer.verify(out, workers=1).ok, f"the {state} set is not intact after step {step}"
         outcomes[state] = outcomes.get(state, 0) + 1
         if not crashed:

@@ -57,9 +57,9 @@ def originals(tree: Path, split: str) -> Content:
 
 
 def shards(root: Path, split: str) -> list[str]:
-    found = sorted(str(path) for path in root.iterdir() if path.is_file() and path.name.startswith(split))
-    assert found, f"no shards of {split} in {root}"
-    return found
+    paths = sorted(str(path) for path in root.iterdir() if path.is_file() and path.name.startswith(split))
+    assert paths, f"no shards of {split} in {root}"
+    return paths
 
 
 def contents(root: Path, split: str | None = None) -> Content:
@@ -100,8 +100,8 @@ def test_gnu_tar_lists_and_unpacks(packed: Callable[[str], Path], tree: Path, tm
     for shard in shards(packed("tar"), "train"):
         names += tar("tf", shard).splitlines()
         tar("xf", shard, "-C", tmp_path)
-    wanted = {f"{key}.{extension}" for key in expected for extension in ("jpg", "cls", "__name__")}
-    assert set(names) == wanted, "GNU tar lists other members"
+    expected_names = {f"{key}.{extension}" for key in expected for extension in ("jpg", "cls", "__name__")}
+    assert set(names) == expected_names, "GNU tar lists other members"
     in_order = [f"{key}.{extension}" for key in expected for extension in ("__name__", "cls", "jpg")]
     assert names == in_order, "members of a sample are not adjacent, or extensions not sorted"
     for key, (data, label) in expected.items():
@@ -125,15 +125,15 @@ def test_tarfile_agrees_with_the_index(packed: Callable[[str], Path]) -> None:
     root = packed("tar")
     with readers.open(root, "val") as reader:
         places = {f"{reader.keys[i]}.jpg": reader.byte_range(i) for i in range(len(reader))}
-        found = {}
+        members = {}
         for shard in shards(root, "val"):
             with tarfile.open(shard) as archive:
                 for member in archive.getmembers():
                     assert member.isreg() and member.mode == 0o644 and member.mtime == 0, member.name
                     assert not member.pax_headers, f"{member.name} has a PAX header, which several readers lack"
                     if member.name.endswith(".jpg"):
-                        found[member.name] = (Path(shard), member.offset_data, member.size)
-        assert found == places
+                        members[member.name] = (Path(shard), member.offset_data, member.size)
+        assert members == places
 
 
 def test_webdataset_reads_our_shards(packed: Callable[[str], Path], tree: Path) -> None:
@@ -149,11 +149,11 @@ def test_webdataset_reads_tricky_keys(tmp_path: Path) -> None:
     path, samples = tricky_shard(tmp_path, "tar")
     read = read_with_webdataset([str(path)])
     assert len(read) == len(samples), "webdataset drops samples, or mixes them"
-    for ours, theirs in zip(samples, read, strict=True):
-        key = json.loads(theirs["__name__"])["key"] if "__name__" in theirs else theirs["__key__"]
-        assert key == ours.key
-        assert (theirs["jpg"], theirs["mask.bin"], theirs["json"]) == ours.payloads, f"{key} has other content"
-        assert int(theirs["cls"]) == ours.label
+    for stored, parsed in zip(samples, read, strict=True):
+        key = json.loads(parsed["__name__"])["key"] if "__name__" in parsed else parsed["__key__"]
+        assert key == stored.key
+        assert (parsed["jpg"], parsed["mask.bin"], parsed["json"]) == stored.payloads, f"{key} has other content"
+        assert int(parsed["cls"]) == stored.label
 
 
 @needs_tar
@@ -251,28 +251,28 @@ def test_the_tfrecord_package_reads_our_shards(packed: Callable[[str], Path], tr
 
 def test_protobuf_parses_our_examples(tmp_path: Path) -> None:
     path, samples = tricky_shard(tmp_path, "tfrecord")
-    for data, ours in zip(tfrecord.reader.tfrecord_iterator(str(path)), samples, strict=True):
+    for data, written in zip(tfrecord.reader.tfrecord_iterator(str(path)), samples, strict=True):
         message = tfrecord.example_pb2.Example()
         message.ParseFromString(bytes(data))
         features = message.features.feature
         stored = {name: list(getattr(f, str(f.WhichOneof("kind"))).value) for name, f in features.items()}
-        header = ours.header
+        header = written.header
         assert header is not None
         expected: dict[str, list[object]] = {
-            "image/encoded": [ours.payloads[0]],
+            "image/encoded": [written.payloads[0]],
             "image/format": [b"JPEG"],
-            "image/filename": [f"{ours.key}.jpg".encode()],
+            "image/filename": [f"{written.key}.jpg".encode()],
             "image/height": [header.height],
             "image/width": [header.width],
             "image/channels": [3],
             "image/colorspace": [b"RGB"],
-            "image/class/label": [ours.label],
-            "mask/encoded": [ours.payloads[1]],
-            "json": [ours.payloads[2]],
+            "image/class/label": [written.label],
+            "mask/encoded": [written.payloads[1]],
+            "json": [written.payloads[2]],
         }
-        if ours.label < 2:
-            expected |= {key: [(b"zero", b"one")[ours.label]] for key in ("image/class/synset", "image/class/text")}
-        assert stored == expected, f"the features of {ours.key!r} differ"
+        if written.label < 2:
+            expected |= {key: [(b"zero", b"one")[written.label]] for key in ("image/class/synset", "image/class/text")}
+        assert stored == expected, f"the features of {written.key!r} differ"
         assert message.SerializeToString() and message.ByteSize() == len(data), "protobuf writes other bytes"
 
 

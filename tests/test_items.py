@@ -116,11 +116,11 @@ def reader(place: Path) -> Iterator[readers.Reader]:
 
 def by_index(batches: Any, names: tuple[str, ...] = NAMES) -> dict[int, dict[str, Any]]:
     """The samples of batches, separately."""
-    found = {}
+    samples = {}
     for batch in batches:
         for row, index in enumerate(batch[names.index("index")].tolist()):
-            found[index] = {name: column[row] for name, column in zip(names, batch, strict=True)}
-    return found
+            samples[index] = {name: column[row] for name, column in zip(names, batch, strict=True)}
+    return samples
 
 
 def same(first: Any, second: Any) -> bool:
@@ -234,9 +234,9 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
 def test_requesting_fields_changes_no_image_and_no_order(reader: readers.Reader) -> None:
     names = ("image", "label", "index")
     plain = ImageLoader(reader, 7, augment=TURNED, fields=names, seed=5, threads=1)
-    asked = ImageLoader(reader, 7, augment=TURNED, fields=NAMES, seed=5, threads=3)
+    with_fields = ImageLoader(reader, 7, augment=TURNED, fields=NAMES, seed=5, threads=3)
     for epoch in range(2):
-        for first, second in zip(plain, asked, strict=True):
+        for first, second in zip(plain, with_fields, strict=True):
             chosen = [second[NAMES.index(name)] for name in names]
             assert all(torch.equal(a, b) for a, b in zip(first, chosen, strict=True)), epoch
 
@@ -248,11 +248,11 @@ def test_a_data_set_gives_the_items_of_a_loader(reader: readers.Reader, workers:
     dataset = ImageDataset(reader, TURNED, fields=NAMES)
     sampler = EpochSampler(order, dataset)
     loader = DataLoader(dataset, 6, sampler=sampler, num_workers=workers, collate_fn=dataset.collate)
-    found = by_index(loader)
+    loaded = by_index(loader)
     streamed = by_index(DataLoader(ImageStream(dataset, EpochSampler(order, dataset), 6), batch_size=None))
-    assert expected.keys() == found.keys() == streamed.keys()
+    assert expected.keys() == loaded.keys() == streamed.keys()
     for index, sample in expected.items():
-        for other in (found[index], streamed[index]):
+        for other in (loaded[index], streamed[index]):
             assert all(same(sample[name], other[name]) for name in NAMES), index
 
 
@@ -293,9 +293,9 @@ def test_a_decoder_of_batches_has_the_same_fields(reader: readers.Reader, monkey
     options: dict[str, Any] = {"augment": TURNED, "fields": NAMES, "seed": 7}
     expected = by_index(ImageLoader(reader, 6, **grouped(options)))
     with pytest.warns(UserWarning, match="which the CPU decodes"):
-        found = by_index(ImageLoader(reader, 6, **grouped({"decode": Decode(decoder="torchvision"), **options})))
-    assert sum(double.calls) and expected.keys() == found.keys()
-    for index, sample in found.items():
+        decoded = by_index(ImageLoader(reader, 6, **grouped({"decode": Decode(decoder="torchvision"), **options})))
+    assert sum(double.calls) and expected.keys() == decoded.keys()
+    for index, sample in decoded.items():
         check_aligned(sample)
         assert all(same(sample[name], expected[index][name]) for name in NAMES if name != "image")
 
@@ -452,9 +452,9 @@ def test_arrays_of_any_type_become_tensors(tmp_path: Path) -> None:
     source = packer.open_source(rows, fields={f"{dtype}:array": dtype for dtype in dtypes})
     packer.convert(source, "tar", tmp_path / "set", run=packer.Run(workers=1))
     with readers.open(tmp_path / "set") as reader:
-        found = ImageDataset(reader, fields=dtypes)[0]
-    assert all(isinstance(value, torch.Tensor) for value in found)
-    assert [value.tolist() for value in found] == [value.tolist() for value in arrays.values()]
+        item = ImageDataset(reader, fields=dtypes)[0]
+    assert all(isinstance(value, torch.Tensor) for value in item)
+    assert [value.tolist() for value in item] == [value.tolist() for value in arrays.values()]
 
 
 def test_rocal_refuses_fields_that_could_not_follow_its_random_ops(reader: readers.Reader) -> None:

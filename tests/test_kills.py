@@ -131,8 +131,8 @@ def test_a_crash_at_each_step_that_changes_the_disk(tree: Path, tmp_path: Path, 
         begin()
         crashed = crashes_at(step, work)
         if how == "files extracted":
-            found = files_of(out).items() if out.exists() else ()
-            partial = {name for name, data in found if data != whole.get(name)}
+            files = files_of(out).items() if out.exists() else ()
+            partial = {name for name, data in files if data != whole.get(name)}
             assert all(name.startswith(".extracting/") for name in partial), f"after a crash at step {step}"
         elif (out / "dataset.json").exists():
             assert packer.verify(out, workers=1).ok, f"an incomplete set looks complete after step {step}"
@@ -319,11 +319,11 @@ def test_killed_at_any_moment(to: str, tmp_path: Path) -> None:
         wait_for(lambda: has_ended(process.pid), "the processes of the killed command to end")  # noqa: B023
         where = f"trial {trial}, {how}, status {process.returncode}"
         # Python's own output during its start does not count.
-        ours = any(f"{ROOT / layer}/" in errors for layer in ("packer", "readers", "cache"))
-        assert not ours or "Traceback" not in errors, f"{where}: {errors}"
+        is_packer = any(f"{ROOT / layer}/" in errors for layer in ("packer", "readers", "cache"))
+        assert not is_packer or "Traceback" not in errors, f"{where}: {errors}"
         if (out / "dataset.json").exists():
-            found = {name: data for name, data in files_of(out).items() if not name.startswith(".packing/")}
-            assert found == whole or (overwrite and found == old), f"{where}: neither the old nor the new set"
+            contents = {name: data for name, data in files_of(out).items() if not name.startswith(".packing/")}
+            assert contents == whole or (overwrite and contents == old), f"{where}: neither the old nor the new set"
         again = run_packer(*command[2:], timeout=DEADLINE)
         assert again.returncode == 0 and files_of(out) == whole, f"{where}: {again.stderr}"
         counts["ended" if process.returncode == 0 else "killed"] += 1

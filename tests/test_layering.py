@@ -226,8 +226,8 @@ def test_files_are_made_durable_in_one_place() -> None:
     """`cache.files` writes, syncs and renames; `cache.filesystem.drop` syncs to get clean pages."""
     for path in MODULES:
         if name_of(path) not in ("cache.files", "cache.filesystem"):
-            found = DURABLE.search(path.read_text(encoding="utf-8"))
-            assert found is None, f"{path} calls {found[0]}: use cache.files" if found else ""
+            call = DURABLE.search(path.read_text(encoding="utf-8"))
+            assert call is None, f"{path} calls {call[0]}: use cache.files" if call else ""
 
 
 def test_locks_and_batch_systems_are_handled_in_one_place() -> None:
@@ -314,9 +314,9 @@ def defined(tree: ast.Module) -> Iterator[str]:
 def written_exports(tree: ast.Module) -> list[str] | None:
     """`__all__` where it is one literal. Importing a module may compile it, or load packages for seconds."""
     assignments = (node for node in tree.body if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)))
-    found = [node.value for node in assignments if ast.unparse(node).startswith("__all__")]
+    lists = [node.value for node in assignments if ast.unparse(node).startswith("__all__")]
     try:
-        return list(ast.literal_eval(found[0])) if len(found) == 1 and found[0] else None
+        return list(ast.literal_eval(lists[0])) if len(lists) == 1 and lists[0] else None
     except ValueError:
         return None
 
@@ -324,9 +324,9 @@ def written_exports(tree: ast.Module) -> list[str] | None:
 @functools.cache
 def exports(module: str) -> list[str] | None:
     path = next(path for path in MODULES if name_of(path) == module)
-    found = written_exports(parsed(path))
+    names = written_exports(parsed(path))
     try:
-        return getattr(importlib.import_module(module), "__all__", None) if found is None else found
+        return getattr(importlib.import_module(module), "__all__", None) if names is None else names
     except MissingExtraError:
         return None
 

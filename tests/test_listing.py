@@ -62,13 +62,13 @@ def test_processes_change_nothing(mixed: Path, processes: int, monkeypatch: pyte
     for i in range(20):
         (mixed / "b" / f"{i:02d}.png").touch()
     together: list[tuple[str, str]] = []
-    found = scan(mixed, together, processes)
+    listed = scan(mixed, together, processes)
     monkeypatch.undo()
     alone: list[tuple[str, str]] = []
     files = scan(mixed, alone)
-    assert found == files
-    assert (found.folders, found.folder_times.tolist()) == (files.folders, files.folder_times.tolist())
-    assert found.folder_times.tolist() == [(mixed / folder).stat().st_mtime_ns for folder in files.folders]
+    assert listed == files
+    assert (listed.folders, listed.folder_times.tolist()) == (files.folders, files.folder_times.tolist())
+    assert listed.folder_times.tolist() == [(mixed / folder).stat().st_mtime_ns for folder in files.folders]
     assert together == alone
     assert [reason for _, reason in alone[5:]] == ["hidden", "a link that leads back to a folder above it"]
     assert [path for path, _ in alone if path.startswith("b/")] == ["b/.hidden", "b/.pipe", "b/3-pipe"]
@@ -306,9 +306,9 @@ def test_a_file_is_read_alike_with_and_without_the_codec(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, states: int, later: int | None, message: str
 ) -> None:
     """later: later than the file's modification time, the epoch, in ns; None: any time will do."""
-    for one, content in (("file", b"content 9"), ("empty", b"")):
-        (tmp_path / one).write_bytes(content)
-        os.utime(tmp_path / one, ns=(0, 0))
+    for file_name, content in (("file", b"content 9"), ("empty", b"")):
+        (tmp_path / file_name).write_bytes(content)
+        os.utime(tmp_path / file_name, ns=(0, 0))
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "folder").mkdir()
     (tmp_path / "looped").symlink_to("looped")

@@ -133,18 +133,18 @@ def test_an_image_depends_on_seed_epoch_and_sample_alone(reader: readers.Reader,
             over, batch_size, seed=seed, fields=("image", "index"), **grouped({"augment": augment, **options})
         )
 
-    one = by_number(first := loader(threads=1, prefetch=1))
+    expected = by_number(first := loader(threads=1, prefetch=1))
     for threads, prefetch in ((2, 1), (8, 5)):
-        assert same(by_number(loader(threads=threads, prefetch=prefetch)), one)
-    assert same(by_number(loader(1, threads=4)), one), "the batch size changed an image"
-    assert same(by_number(*(loader(4, rank=r, world_size=3, tail="exact") for r in range(3))), one), (
+        assert same(by_number(loader(threads=threads, prefetch=prefetch)), expected)
+    assert same(by_number(loader(1, threads=4)), expected), "the batch size changed an image"
+    assert same(by_number(*(loader(4, rank=r, world_size=3, tail="exact") for r in range(3))), expected), (
         "the ranks changed an image"
     )
-    assert same(by_number(loader(over=readers.open_folder(photos))), one)
+    assert same(by_number(loader(over=readers.open_folder(photos))), expected)
     with readers.open(packed, backend="mmap") as mapped:
-        assert same(by_number(loader(over=mapped)), one)
+        assert same(by_number(loader(over=mapped)), expected)
     second = by_number(first)
-    assert first.epoch == 2 and not same(second, one) and not same(by_number(loader(seed=6)), one)
+    assert first.epoch == 2 and not same(second, expected) and not same(by_number(loader(seed=6)), expected)
     first.set_epoch(1)
     assert same(by_number(first), second)
 
@@ -345,11 +345,11 @@ def test_the_thread_count_of_torch_is_unchanged(reader: readers.Reader) -> None:
     try:
         for _ in ImageLoader(reader, 5, augment=CROP, threads=2):
             assert torch.get_num_threads() == 3
-        found: list[int] = []
-        thread = threading.Thread(target=lambda: found.append(torch.get_num_threads()))
+        counts: list[int] = []
+        thread = threading.Thread(target=lambda: counts.append(torch.get_num_threads()))
         thread.start()
         thread.join()
-        assert found == [3]
+        assert counts == [3]
     finally:
         torch.set_num_threads(before)
 
@@ -434,10 +434,10 @@ def batches_with(reader: readers.Reader, options: dict[str, Any]) -> list[Any]:
     ]
 
 
-def alike(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == other.dtype and one.shape == other.shape and torch.equal(one, other)
-    return len(one) == len(other) and all(map(alike, one, other))
+def alike(value: Any, other: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.dtype == other.dtype and value.shape == other.shape and torch.equal(value, other)
+    return len(value) == len(other) and all(map(alike, value, other))
 
 
 @pytest.mark.parametrize("case", OLD_AND_NEW)
@@ -445,7 +445,7 @@ def test_old_names_warn_and_mean_the_same(reader: readers.Reader, case: str) -> 
     old, new = OLD_AND_NEW[case]
     with pytest.warns(DeprecationWarning, match="= is deprecated: write  ") as warned:
         before = batches_with(reader, old)
-    assert {Path(one.filename).name for one in warned} == {Path(__file__).name}
+    assert {Path(warning.filename).name for warning in warned} == {Path(__file__).name}
     assert alike(before, batches_with(reader, new))
 
 
@@ -462,7 +462,7 @@ def test_options_with_a_single_value_do_not_exist(reader: readers.Reader) -> Non
         rocal_source(reader, 4, prefetch=3)
 
 
-@pytest.mark.parametrize("public", [*PUBLIC, EpochSampler, EpochBatchSampler], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("public", [*PUBLIC, EpochSampler, EpochBatchSampler], ids=lambda value: value.__name__)
 def test_public_names_have_twelve_parameters_at_most(public: Any) -> None:
     assert len(inspect.signature(public).parameters) <= 12
 
@@ -593,6 +593,6 @@ def test_a_bad_image_among_them(monkeypatch: pytest.MonkeyPatch, faces: Path, on
     with pytest.warns(UserWarning, match="2 bad samples"):
         expected = one_by_one(monkeypatch, faces, on_error=on_error)
     with pytest.warns(UserWarning, match="2 bad samples"):
-        found = faces_of(faces, on_error=on_error)
-    assert [len(images) for images in found] == [len(images) for images in expected]
-    assert all(map(torch.equal, found, expected))
+        batches = faces_of(faces, on_error=on_error)
+    assert [len(images) for images in batches] == [len(images) for images in expected]
+    assert all(map(torch.equal, batches, expected))

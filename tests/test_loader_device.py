@@ -83,9 +83,9 @@ def flat(batch: tuple[Any, ...]) -> list[Any]:
     return [*images, *batch[1:]]
 
 
-def compare(ours: list[tuple[Any, ...]], plain: list[tuple[Any, ...]], largest: float) -> None:
-    assert len(ours) == len(plain) > 0
-    for values, others in zip(map(flat, ours), map(flat, plain), strict=True):
+def compare(batches: list[tuple[Any, ...]], plain: list[tuple[Any, ...]], largest: float) -> None:
+    assert len(batches) == len(plain) > 0
+    for values, others in zip(map(flat, batches), map(flat, plain), strict=True):
         for a, b in zip(values, others, strict=True):
             if isinstance(a, torch.Tensor) and a.ndim == 4:
                 assert (a.dtype, a.stride(), a.shape) == (b.dtype, b.stride(), b.shape)
@@ -146,9 +146,9 @@ def test_a_batch_of_large_images_is_decoded_in_parts(
 def test_the_cpu_decoder_behind_the_stage(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of device="cuda", decoder="cpu": uint8 at the size of the batch is copied, and finished on the
     device."""
-    found = device.open_decoder("cpu", torch.device("cpu"))
+    decoder = device.open_decoder("cpu", torch.device("cpu"))
     renderer = device.BatchRenderer(torch.device("cpu"), dtype=torch.float32, normalize=NORMALIZE)
-    path = device.DevicePath(found, renderer, DecodeStream(torch.device("cpu")), 2)
+    path = device.DevicePath(decoder, renderer, DecodeStream(torch.device("cpu")), 2)
     options: dict[str, Any] = {"augment": [*CROP, NORMALIZE], "seed": 2, "fields": FIELDS}
     plain = list(ImageLoader(reader, 8, **grouped(options)))
     monkeypatch.setattr("readers.loader.loader.device_path", lambda *_, **__: path)
@@ -173,9 +173,9 @@ def test_an_image_much_larger_than_its_result(tmp_path: Path, double: Double) ->
         small.resize((800, 640), Image.Resampling.BICUBIC).save(tmp_path / f"{i}.jpg", quality=95)
     reader = readers.open_folder(tmp_path)
     options: dict[str, Any] = {"augment": [Resize((40, 50))], "shuffle": False}
-    ((ours, _),) = ImageLoader(reader, 4, **grouped({"decode": Decode(decoder=double.name), **options}))
+    ((decoded, _),) = ImageLoader(reader, 4, **grouped({"decode": Decode(decoder=double.name), **options}))
     ((plain, _),) = ImageLoader(reader, 4, **grouped(options))
-    assert 0 < float((ours.float() - plain.float()).abs().mean()) < 1.5
+    assert 0 < float((decoded.float() - plain.float()).abs().mean()) < 1.5
 
 
 # --- failures -----------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ def test_images_that_the_device_refuses_go_back_to_the_threads(
     loader = ImageLoader(reader, 8, augment=CROP, decode=Decode(decoder=name), order=Sequential(COUNT), threads=2)
     with pytest.warns(UserWarning) as caught:
         assert len(list(loader)) == len(list(loader)) == 5
-    ((text, file),) = [(str(one.message), one.filename) for one in caught]
+    ((text, file),) = [(str(warning.message), warning.filename) for warning in caught]
     assert text.startswith("the device cpu failed on ") and "of the first " in text and file == __file__
     assert re.search(r"which the CPU decodes: sample 0 \(.*photo000\): jpeg image: .*: 3; the first line", text)
     assert {thread for data, thread in rendered if data in double.refuse} <= {"packer-loader-0", "packer-loader-1"}

@@ -159,12 +159,12 @@ def test_a_cache_is_distinguished_from_the_store_below_it(
 
 
 def test_waiting_for_slow_data_is_measured(reader: readers.Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, asked = OneClock(), threading.Event()
+    clock, requested = OneClock(), threading.Event()
     plant(monkeypatch, clock, 0)
     planted = cpu.decode_image
 
     def decode_image(*args: Any, **named: Any) -> Any:
-        assert asked.wait(300)
+        assert requested.wait(300)
         clock.advance(10 * MS)
         return planted(*args, **named)
 
@@ -172,9 +172,9 @@ def test_waiting_for_slow_data_is_measured(reader: readers.Reader, monkeypatch: 
     loader = ImageLoader(reader, BATCH, augment=CROP, threads=Threads(1, prefetch=1), ranks=Ranks(tail="exact"))
     batches = iter(loader)
     for _ in range(len(loader)):
-        asked.set()
+        requested.set()
         next(batches)
-        asked.clear()
+        requested.clear()
     stats = loader.stats()
     assert stats.seconds == pytest.approx(COUNT * 10e-3) and stats.wait > 0.5 > stats.idle
     assert str(stats).startswith("training waits ") and " of the time for data: decode " in str(stats)

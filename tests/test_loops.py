@@ -157,9 +157,9 @@ def test_without_the_field_image_no_image_is_read(reader: readers.Reader) -> Non
 
 def test_batches_can_be_dictionaries(reader: readers.Reader) -> None:
     names = {"pixel_values": "image", "labels": "label"}
-    one = reader.select(indices=[0, 3, 6, 9])
-    loaded = next(iter(ImageLoader(one, 4, shuffle=False, fields=names)))
-    collated = next(iter(DataLoader(ImageDataset(one, fields=names), 4)))
+    few = reader.select(indices=[0, 3, 6, 9])
+    loaded = next(iter(ImageLoader(few, 4, shuffle=False, fields=names)))
+    collated = next(iter(DataLoader(ImageDataset(few, fields=names), 4)))
     assert list(loaded) == list(collated) == ["pixel_values", "labels"]
     assert torch.equal(loaded["labels"], collated["labels"])
     assert torch.equal(loaded["pixel_values"], collated["pixel_values"])
@@ -230,7 +230,7 @@ def by_torch(kind: str, reader: Any, order: Any, state: Any, world: int, batch: 
         loaders = [DataLoader(stream, batch_size=None) for stream in places]
     elif is_nodes:
         made = [nodes.Batcher(nodes.SamplerWrapper(sampler), batch, drop_last=False) for sampler in places]
-        loaders = [nodes.Loader(nodes.Mapper(one, dataset.__getitems__)) for one in made]
+        loaders = [nodes.Loader(nodes.Mapper(loader, dataset.__getitems__)) for loader in made]
     elif kind != "batches":
         kinds = {"sampler": DataLoader, "stateful": StatefulDataLoader}
         loaders = [kinds[kind](dataset, batch, sampler=sampler) for sampler in places]
@@ -246,7 +246,7 @@ def by_torch(kind: str, reader: Any, order: Any, state: Any, world: int, batch: 
             states = [place.state_after(units) for place in places]
             assert states == states[:1] * world, "the state is the same on every rank"
             if kind in ("stateful", "nodes"):  # they count returned samples
-                own = [token for one in loaders for token in find_states(one.state_dict()).values()]
+                own = [token for loader in loaders for token in find_states(loader.state_dict()).values()]
                 states = [max(own, key=lambda token: (token["epoch"], token["cursor"]))]
             yield Step(epoch, seen, states[0])
 
@@ -300,8 +300,8 @@ def run_chain(reader: Any, order: Any, runs: Any, seed: Any = "") -> None:
     for epoch in range(last + 1):
         at = 0
         for step in (step for step in steps if step.epoch == epoch):
-            found = sorted(order.indices(epoch, np.arange(at, at + len(step.samples))).tolist())
-            assert sorted(step.samples) == found, f"{seed}: epoch {epoch} at position {at}"
+            in_order = sorted(order.indices(epoch, np.arange(at, at + len(step.samples))).tolist())
+            assert sorted(step.samples) == in_order, f"{seed}: epoch {epoch} at position {at}"
             at += len(step.samples)
         assert at == COUNT, f"{seed}: epoch {epoch} has {at} samples"
     replayed = readers.replay(state or {}, reader, order=order)
@@ -369,12 +369,12 @@ def test_stateful_loaders_stop_anywhere(
         loader = stateful(reader, kind, workers, batch, persistent_workers=workers > 0 and draw.random() < 0.5)
         if state is not None:
             loader.load_state_dict(state)
-        wanted = draw.randint(1, 2 * -(-COUNT // batch))
-        while wanted > 0:
+        steps = draw.randint(1, 2 * -(-COUNT // batch))
+        while steps > 0:
             stream = iter(loader)
-            got = [numbers.tolist() for (numbers,) in islice(stream, wanted)]
+            got = [numbers.tolist() for (numbers,) in islice(stream, steps)]
             seen += [number for numbers in got for number in numbers]
-            wanted -= max(1, len(got))
+            steps -= max(1, len(got))
             state = loader.state_dict()
             del stream
     whole = [number for epoch in range(len(seen) // COUNT + 1) for number in expected(epoch)]
@@ -439,11 +439,11 @@ def test_a_stream_knows_its_epoch(reader: readers.Reader, options: dict[str, Any
             break
     state = stream.state_after(24)
     assert (state["epoch"], state["cursor"]) == (2, 24) and sampler.state_after(24) == state and sampler.epoch == 2
-    for given, rest in ((state, [expected(2)[24:]]), (stream.state_after(COUNT), [])):
+    for saved, rest in ((state, [expected(2)[24:]]), (stream.state_after(COUNT), [])):
         _, resumed, loader = make()
-        resumed.load_state_dict(given)
-        wanted = [*rest, expected(3), expected(4)]
-        assert [indices_of(loader) for _ in wanted] == wanted
+        resumed.load_state_dict(saved)
+        epochs = [*rest, expected(3), expected(4)]
+        assert [indices_of(loader) for _ in epochs] == epochs
 
 
 @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=FAULTS)])

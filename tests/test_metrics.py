@@ -60,14 +60,14 @@ def test_shares_rates_and_percentiles_follow_the_clock(monkeypatch: pytest.Monke
         timers.ask(0)
         clock.now += (10 if number < 198 else 970) * MS
         timers.hand_out(8, bad=number % 2)
-    found = metrics_of(timers.lifetime(), 2)
-    assert found["packer/wait_share"] == pytest.approx((198 * 10 + 2 * 970) / (200 * 30 + 198 * 10 + 2 * 970))
-    assert found["packer/images_per_s"] == pytest.approx(1600 / 9.92)
-    assert found["packer/bad_samples"] == 100
+    figures = metrics_of(timers.lifetime(), 2)
+    assert figures["packer/wait_share"] == pytest.approx((198 * 10 + 2 * 970) / (200 * 30 + 198 * 10 + 2 * 970))
+    assert figures["packer/images_per_s"] == pytest.approx(1600 / 9.92)
+    assert figures["packer/bad_samples"] == 100
     for name, ms in {"batch_ms_p50": 40, "batch_ms_p95": 40, "batch_ms_p99": 40, "wait_ms_p50": 10}.items():
-        assert found[f"packer/{name}"] == pytest.approx(ms, rel=0.035), name
+        assert figures[f"packer/{name}"] == pytest.approx(ms, rel=0.035), name
     late = metrics_of(timers.lifetime() + timers.lifetime() - timers.lifetime(), 2)
-    assert late == found and {type(value) for value in found.values()} == {float}
+    assert late == figures and {type(value) for value in figures.values()} == {float}
 
 
 def test_each_duration_is_in_its_bucket() -> None:
@@ -163,10 +163,10 @@ def test_lightning_logs_metrics(
     trainer.callbacks.append(MetricsCallback("data/"))
     validation = loader_of(reader, shuffle=False, fields=fields)
     trainer.fit(module, loader, validation)
-    ours = [(values, step) for values, step in logged if any(name.startswith("data/") for name in values)]
-    assert [step for _, step in ours] == [2, 5, 8, 11]
+    entries = [(values, step) for values, step in logged if any(name.startswith("data/") for name in values)]
+    assert [step for _, step in entries] == [2, 5, 8, 11]
     names = ["data/a/", "data/b/"] if kind == "two" else ["data/"]
-    for values, _ in ours:
+    for values, _ in entries:
         assert all(values[f"{name}images_per_s"] > 0 and values[f"{name}batch_ms_p50"] > 0 for name in names)
 
 
@@ -193,9 +193,9 @@ def test_the_trainer_of_transformers_logs_metrics(reader: readers.Reader, tmp_pa
         trainer = transformers.Trainer(Tiny(), arguments, train_dataset=ImageDataset(reader, fields=fields))
     trainer.add_callback(MetricsCallback(trainer))
     trainer.train()
-    found = [one for one in trainer.state.log_history if "packer/wait_share" in one]
-    assert [one["step"] for one in found] == [3, 6, 9, 12]
-    assert all(one["packer/images_per_s"] > 0 and one["packer/wait_ms_p95"] > 0 for one in found)
+    entries = [entry for entry in trainer.state.log_history if "packer/wait_share" in entry]
+    assert [entry["step"] for entry in entries] == [3, 6, 9, 12]
+    assert all(entry["packer/images_per_s"] > 0 and entry["packer/wait_ms_p95"] > 0 for entry in entries)
 
 
 # --- Prometheus ---------------------------------------------------------------------------------------------------
@@ -210,16 +210,16 @@ def test_text_for_prometheus(reader: readers.Reader) -> None:
     pytest.importorskip("prometheus_client")
     loader, plain = loader_of(reader), Meter(DataLoader(ImageDataset(reader), BATCH))
     list(loader), list(plain)
-    found = samples_of(metrics.text({"train": loader, "val": plain}))
+    samples = samples_of(metrics.text({"train": loader, "val": plain}))
     for name in ("train", "val"):
-        assert found[f"packer_images_total['0', '{name}']"] == COUNT
-        assert found[f"packer_batch_seconds_count['0', '{name}']"] == COUNT // BATCH
-    assert found["packer_stage_seconds_total['0', 'decode', 'train']"] > 0
-    before = found
+        assert samples[f"packer_images_total['0', '{name}']"] == COUNT
+        assert samples[f"packer_batch_seconds_count['0', '{name}']"] == COUNT // BATCH
+    assert samples["packer_stage_seconds_total['0', 'decode', 'train']"] > 0
+    before = samples
     list(loader)
-    found = samples_of(metrics.text({"train": loader, "val": plain}))
-    assert all(found[name] >= value for name, value in before.items()), "counters restarted in the second epoch"
-    assert found["packer_images_total['0', 'train']"] == 2 * COUNT
+    samples = samples_of(metrics.text({"train": loader, "val": plain}))
+    assert all(samples[name] >= value for name, value in before.items()), "counters restarted in the second epoch"
+    assert samples["packer_images_total['0', 'train']"] == 2 * COUNT
 
 
 def test_the_panel_queries_existing_metrics(reader: readers.Reader) -> None:
@@ -251,14 +251,14 @@ def test_files_and_a_port(
     assert 'rank="3"' in (folder / "packer.rank3.prom").read_text()
     assert sorted(path.name for path in folder.iterdir()) == ["packer.prom", "packer.rank3.prom", "packer.txt"]
     with metrics.serve(0, {"train": loader}) as port:
-        found = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
+        text = urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10).read().decode()
         with pytest.raises(OSError, match=r"in use"), metrics.serve(port - 1, loader):
             pass  # local rank 1 takes the port after it
-    assert f'packer_images_total{{loader="train",rank="3"}} {COUNT}.0' in found
+    assert f'packer_images_total{{loader="train",rank="3"}} {COUNT}.0' in text
     with pytest.raises(OSError):
         metrics.write(tmp_path / "nowhere/packer.prom", loader)
     with pytest.raises(ValueError, match="seconds=0"), metrics.write_every(folder / "a.prom", loader, seconds=0):
         pass
     with caplog.at_level(logging.WARNING), metrics.write_every(folder / "packer.prom", loader, seconds=60):
-        monkeypatch.setattr(metrics, "atomic_write", lambda *given: (_ for _ in ()).throw(OSError("disk full")))
+        monkeypatch.setattr(metrics, "atomic_write", lambda *args: (_ for _ in ()).throw(OSError("disk full")))
     assert "could not be written: disk full" in caplog.text

@@ -31,7 +31,7 @@ JPEG_XL = b"\xff\x0a" + bytes(200)
 
 
 @pytest.mark.parametrize(
-    ("name", "data", "what"),
+    ("name", "data", "why"),
     [
         ("a/2.avif", AVIF, "avif image"),
         ("a/2.heic", HEIC, "heif image"),
@@ -44,9 +44,9 @@ JPEG_XL = b"\xff\x0a" + bytes(200)
         ("a/2.tga", b"no magic at all", "expected the magic of"),
     ],
 )
-def test_unreadable_images_stop_a_conversion_or_are_counted(tmp_path: Path, name: str, data: bytes, what: str) -> None:
+def test_unreadable_images_stop_a_conversion_or_are_counted(tmp_path: Path, name: str, data: bytes, why: str) -> None:
     source = tree_of(tmp_path / "in", {"a/1.jpg": make_jpeg(1), name: data})
-    with pytest.raises(BadSampleError, match=f"{name}: .*{what}"):
+    with pytest.raises(BadSampleError, match=f"{name}: .*{why}"):
         convert(source, tmp_path / "raise")
     for policy, action in (("skip", "skipped"), ("quarantine", "quarantined")):
         result = convert(source, tmp_path / policy, on_error=policy)
@@ -72,14 +72,14 @@ def test_other_files_are_left_out_and_listed_by_kind(tmp_path: Path) -> None:
 
 
 def shown_on_a_terminal(source: Path, out: Path, variables: dict[str, str]) -> str:
-    ours, theirs = pty.openpty()
+    parent, child = pty.openpty()
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"} | {"TERM": "xterm"}
     command = [sys.executable, "-m", "packer", "convert", source, "--to", "tar", "-o", out]
     errors, environment = subprocess.DEVNULL, environment | variables
-    subprocess.run(command, stdout=theirs, stderr=errors, env=environment, timeout=120, check=True)
-    os.close(theirs)
-    shown = os.read(ours, 1 << 16).decode()
-    os.close(ours)
+    subprocess.run(command, stdout=child, stderr=errors, env=environment, timeout=120, check=True)
+    os.close(child)
+    shown = os.read(parent, 1 << 16).decode()
+    os.close(parent)
     return shown
 
 

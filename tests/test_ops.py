@@ -126,8 +126,8 @@ def test_an_op_is_a_value(op: Op) -> None:
 @pytest.mark.parametrize("op", EXAMPLES, ids=example_name)
 def test_the_change_of_an_image_depends_on_its_position_alone(op: Op) -> None:
     together = plan_for([op]).jobs()
-    one = np.array([1])
-    alone = [Recipe([op]).plan(5, 0, one * i, one * SIZE[0], one * SIZE[1]).jobs()[0] for i in reversed(range(COUNT))]
+    row = np.array([1])
+    alone = [Recipe([op]).plan(5, 0, row * i, row * SIZE[0], row * SIZE[1]).jobs()[0] for i in reversed(range(COUNT))]
     assert together == alone[::-1] and plan_for([op]).jobs() == together
     if op.draws and op.stage is not Stage.BATCH:
         assert plan_for([op], epoch=1).jobs() != together
@@ -168,21 +168,21 @@ def test_threads_and_a_resume_change_no_result(op: Op, reader: readers.Reader) -
             reader, 5, augment=ops, seed=4, threads=threads, decode=Decode(layout="NCHW"), ranks=Ranks(tail="exact")
         )
 
-    one = [images.clone() for images, _ in loader(1)]
-    assert all(map(torch.equal, one, (images for images, _ in loader(3))))
+    expected = [images.clone() for images, _ in loader(1)]
+    assert all(map(torch.equal, expected, (images for images, _ in loader(3))))
     begun, resumed = loader(2), loader(2)
     under_way = iter(begun)
     next(under_way), next(under_way)
     resumed.load_state_dict(begun.state_dict())
-    assert all(map(torch.equal, one[2:], (images for images, _ in resumed))) and len(one) == 5
+    assert all(map(torch.equal, expected[2:], (images for images, _ in resumed))) and len(expected) == 5
 
 
 # --- the result of each op --------------------------------------------------------------------------------------------
 def test_greyscale_equals_pillow() -> None:
-    found, parameters = changed(RandomGrayscale(0.5), photos())
+    results, parameters = changed(RandomGrayscale(0.5), photos())
     grey = parameters[:, 0] == 0
     assert 5 < grey.sum() < 19
-    for image, result, without_colour in zip(photos(), found, grey, strict=True):
+    for image, result, without_colour in zip(photos(), results, grey, strict=True):
         expected = np.asarray(Image.fromarray(image).convert("L").convert("RGB")) if without_colour else image
         assert np.abs(result - expected).max() <= 1
 
@@ -190,20 +190,20 @@ def test_greyscale_equals_pillow() -> None:
 def test_hue_rotation_equals_colorsys() -> None:
     images = np.random.default_rng(3).integers(0, 256, (6, 5, 4, 3), np.uint8)
     images[0, 0] = 77  # grey has no hue
-    found, parameters = changed(ColorJitter(hue=0.5), images)
+    results, parameters = changed(ColorJitter(hue=0.5), images)
     assert np.ptp(parameters[:, 3]) > 0.3 and np.abs(parameters[:, 3]).max() <= 0.5
     for place in np.ndindex(images.shape[:3]):
         hue, saturation, value = colorsys.rgb_to_hsv(*(images[place] / 255))
         expected = colorsys.hsv_to_rgb((hue + parameters[place[0], 3]) % 1, saturation, value)
-        assert np.abs(found[place] - 255 * np.array(expected)).max() <= 0.51
+        assert np.abs(results[place] - 255 * np.array(expected)).max() <= 0.51
 
 
 def test_rotation_equals_pillow() -> None:
     images = photos(size=(120, 90))
     white = Image.new("RGB", (90, 120), "white")
-    (found, parameters), (nearest, same) = (changed(RandomRotation(40, *how), images) for how in ((), ("nearest",)))
+    (results, parameters), (nearest, same) = (changed(RandomRotation(40, *how), images) for how in ((), ("nearest",)))
     assert np.array_equal(parameters, same) and (np.abs(parameters) <= 40).all()
-    for image, result, other, (degrees,) in zip(images, found, nearest, parameters.tolist(), strict=True):
+    for image, result, other, (degrees,) in zip(images, results, nearest, parameters.tolist(), strict=True):
         turned, inside = (
             picture.rotate(degrees, Image.Resampling.BILINEAR) for picture in (Image.fromarray(image), white)
         )
@@ -217,8 +217,8 @@ def test_rotation_equals_pillow() -> None:
 
 
 def test_jitter_equals_pillow() -> None:
-    found, parameters = changed(ColorJitter(0.4, 0.3, 0.6), photos())
-    for image, result, (brightness, contrast, saturation) in zip(photos(), found, parameters, strict=True):
+    results, parameters = changed(ColorJitter(0.4, 0.3, 0.6), photos())
+    for image, result, (brightness, contrast, saturation) in zip(photos(), results, parameters, strict=True):
         assert 0.6 <= brightness < 1.4 and 0.7 <= contrast < 1.3 and 0.4 <= saturation < 1.6
         expected = ImageEnhance.Brightness(Image.fromarray(image)).enhance(brightness)
         expected = ImageEnhance.Color(ImageEnhance.Contrast(expected).enhance(contrast)).enhance(saturation)
@@ -229,9 +229,9 @@ def test_jitter_equals_pillow() -> None:
 @pytest.mark.parametrize("size", [(30, 44), (530, 20), (8, 700)])
 def test_blur_is_a_gaussian_with_mirrored_edges(size: tuple[int, int]) -> None:
     images = photos(6, size)
-    found, parameters = changed(GaussianBlur((0.5, 3.0)), images)
+    results, parameters = changed(GaussianBlur((0.5, 3.0)), images)
     reach = 20
-    for image, result, (sigma,) in zip(images, found, parameters.tolist(), strict=True):
+    for image, result, (sigma,) in zip(images, results, parameters.tolist(), strict=True):
         weights = np.exp(-0.5 * (np.arange(-reach, reach + 1) / sigma) ** 2)
         values = image.astype(float)
         for axis in (0, 1):
@@ -252,17 +252,17 @@ def test_erasing_fills_boxes_of_the_given_area_and_ratio() -> None:
     assert ratio.min() > 0.25 and ratio.max() < 3.8
     assert (top >= 0).all() and (top + height <= 100).all() and (left >= 0).all() and (left + width <= 80).all()
     images = photos()
-    found, parameters = changed(op, images)
-    for image, result, row in zip(images, found, parameters.astype(int), strict=True):
+    results, parameters = changed(op, images)
+    for image, result, row in zip(images, results, parameters.astype(int), strict=True):
         expected = image.copy()
         expected[row[0] : row[0] + row[2], row[1] : row[1] + row[3]] = (10, 20, 30)
         assert np.array_equal(expected, result)
     # Noise is uniform, and independent for each image.
     images = np.zeros((COUNT, *SIZE, 3), np.uint8)
-    found, parameters = changed(RandomErasing(1.0, value="random"), images)
-    values = found[found.sum(3) > 0]
+    results, parameters = changed(RandomErasing(1.0, value="random"), images)
+    values = results[results.sum(3) > 0]
     assert abs(values.mean() - 127.5) < 4 and values.min() < 3 and values.max() > 252
-    assert len({row[4] for row in parameters}) == COUNT and np.array_equal(found, found.round())
+    assert len({row[4] for row in parameters}) == COUNT and np.array_equal(results, results.round())
 
 
 def shifted(a: float, b: float, c: float, d: float, e: float, f: float) -> Callable[[Image.Image], Image.Image]:
@@ -293,8 +293,8 @@ BY_PILLOW: dict[tuple[int, float], Callable[[Image.Image], Image.Image]] = {
 def test_the_changes_of_randaugment_equal_pillow(change: int, strength: float) -> None:
     images = photos(6) // 2 + 40  # images whose contrast can be stretched
     rows = [[float(change), strength]] * 6
-    found = arrays(TrivialAugmentWide().apply(tensors(images), rows))
-    for image, result in zip(images, found, strict=True):
+    results = arrays(TrivialAugmentWide().apply(tensors(images), rows))
+    for image, result in zip(images, results, strict=True):
         expected = np.asarray(BY_PILLOW[change, strength](Image.fromarray(image))).astype(int)
         apart = np.abs(expected - result).max(axis=2)
         # Where two pixels are equally near, nearest-neighbour sampling may choose either; blends differ by two rounding
@@ -354,8 +354,8 @@ def test_mixup_and_cutmix_combine_each_image_with_the_one_before(dtype: torch.dt
                 expected = own * batch.float() + (1 - own) * before.float()
                 assert float((expected - mixed.float()).abs().max()) <= (0.51 if dtype == torch.uint8 else 0.26)
                 continue
-            theirs = (mixed != batch).any(1).any(0)
-            rows, columns = theirs.any(1), theirs.any(0)
+            pasted = (mixed != batch).any(1).any(0)
+            rows, columns = pasted.any(1), pasted.any(0)
             box = torch.outer(rows, columns)
             assert torch.equal(mixed, torch.where(box, before, batch))
             assert abs(float(box.float().mean()) - (1 - own)) < 1e-6

@@ -26,7 +26,7 @@ def test_the_old_keywords_make_the_same_set_and_warn(tree: Path, tmp_path: Path)
         DeprecationWarning, match=r"takes .*packer\.Shards\(size=…, shuffle=…\).*Images\(check=…\)"
     ) as warned:
         packer.convert(tree, "tar", tmp_path / "old", **dealt, shard_size="20KiB", shuffle=3, workers=1, check="decode")
-    assert [one.filename for one in warned] == [__file__]
+    assert [warning.filename for warning in warned] == [__file__]
     assert files_of(tmp_path / "new") == files_of(tmp_path / "old")
     with pytest.warns(DeprecationWarning, match=r"Choose\(classes"):
         assert packer.convert(tree, "tar", tmp_path / "one", classes=["cat"], run=run).classes == 1

@@ -63,10 +63,10 @@ def write(
     root: Path, samples: list[tuple[str, Sample]], to: str, fields: tuple[str, ...], shards: packer.Shards
 ) -> None:
     kinds = {"image": "image", "blob": "file", "note": "text"}
-    wanted = {field: kinds[field] for field in fields}
-    with packer.writer(root, to, fields=wanted, classes=CLASSES, shards=shards) as out:
-        for split, (key, label, held) in samples:
-            out.write(key, split=split, label=None if label < 0 else label, **dict(held))
+    field_kinds = {field: kinds[field] for field in fields}
+    with packer.writer(root, to, fields=field_kinds, classes=CLASSES, shards=shards) as out:
+        for split, (key, label, values) in samples:
+            out.write(key, split=split, label=None if label < 0 else label, **dict(values))
 
 
 # --- the readers ----------------------------------------------------------------------------------------------------
@@ -142,19 +142,19 @@ def check(root: Path, live: list[tuple[str, Sample]], dropped: list[tuple[str, S
     info = read_dataset_info(root)
     assert {name: split.samples for name, split in info.splits.items()} == Counter(split for split, _ in live)
     for name, split in info.splits.items():
-        wanted, gone = (Counter(sample for at, sample in some if at == name) for some in (live, dropped))
+        expected, gone = (Counter(sample for at, sample in some if at == name) for some in (live, dropped))
         for oracle in ORACLES[info.format]:
             shown = Counter(
                 (key, -1 if label is None else label - info.label_offset, tuple(data.items()))
                 for key, label, data in oracle([root / shard.path for shard in split.shards])
             )
-            assert not wanted - shown, f"{oracle.__name__} does not show {wanted - shown}"
-            assert not shown - wanted - gone, f"{oracle.__name__} shows {shown - wanted - gone} in addition"
+            assert not expected - shown, f"{oracle.__name__} does not show {expected - shown}"
+            assert not shown - expected - gone, f"{oracle.__name__} shows {shown - expected - gone} in addition"
         with readers.open(root, name, verify=True) as reader:
             parts = (
                 (s.key, s.label, tuple((f, bytes(s.fields[f])) for f in SUFFIXES if f in s.fields)) for s in reader
             )
-            assert Counter((key, -1 if label is None else label, data) for key, label, data in parts) == wanted
+            assert Counter((key, -1 if label is None else label, data) for key, label, data in parts) == expected
 
 
 def trial(folder: Path, seed: int) -> str:

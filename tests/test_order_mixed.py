@@ -94,12 +94,12 @@ def test_every_step_is_of_one_bucket_on_all_ranks() -> None:
     assert left_out[0] != left_out[1]
 
 
-@pytest.mark.parametrize("wanted", [60, pytest.param(2000, marks=pytest.mark.faults)])
+@pytest.mark.parametrize("limit", [60, pytest.param(2000, marks=pytest.mark.faults)])
 @pytest.mark.parametrize("kind", ["mixed", "pad", "drop_last"])
-def test_stopping_anywhere_and_resuming_in_another_world(kind: str, wanted: int) -> None:
+def test_stopping_anywhere_and_resuming_in_another_world(kind: str, limit: int) -> None:
     """Stops repeatedly in one epoch, with other numbers of ranks and other batches: no sample is lost or repeated."""
     draw, stops = random.Random(11), 0
-    while stops < wanted:
+    while stops < limit:
         n, epoch, seed = draw.randint(1, 400), draw.randint(0, 3), draw.randint(0, 1 << 40)
         buckets = np.array([draw.randint(0, 3) ** 2 // 3 for _ in range(n)])
 

@@ -209,7 +209,7 @@ def test_a_woven_block_is_read_by_one_worker(samples: int, nodes: int, workers: 
     assert np.array_equal(np.sort(drawn), positions)
     worker = positions // nodes // batch % workers * nodes + positions % nodes
     full = np.count_nonzero(visits >= 0) // (nodes * workers * batch) * nodes * workers * batch
-    blocks = [set((visits[:full][worker[:full] == one] // 2).tolist()) for one in range(nodes * workers)]
+    blocks = [set((visits[:full][worker[:full] == number] // 2).tolist()) for number in range(nodes * workers)]
     assert sum(map(len, blocks)) == len(set().union(*blocks)), "two workers share a block"
     other = Woven(samples, 4, 24, 3, nodes)
     assert other.resumed(order.spec()) == order and order.resumed(other.spec()) == other
@@ -230,7 +230,7 @@ def test_a_batch_has_no_two_samples_of_a_woven_block() -> None:
     )
     whole = rounds[(rounds >= 0).all(axis=1)]
     assert order.round_samples == 64 and len(whole) > 70
-    assert all(len(set((one // 2).tolist())) == 64 for one in whole)
+    assert all(len(set((visited // 2).tolist())) == 64 for visited in whole)
     over = mixing(Woven(100_000, 16, 512))
     assert list(over) == [1, 4, 16, 64] and over[1] > 0.85 and over[64] < 0.5, "blocks are spread over many batches"
     assert mixing(Shuffled(100_000)) == dict.fromkeys(over, 1.0) and mixing(Shuffled(40)) == {1: 1.0}
@@ -300,7 +300,7 @@ def test_a_position_needs_no_shard_after_its_round(sizes: list[int], window: int
     """Against a direct count: rounds with parts of the shards of the last `window` turns, and each sample once."""
     order = staged(sizes, window, seed=seed)
     assert np.array_equal(np.sort(whole(order)), np.arange(len(order)))
-    wanted, window = turns_read(order), min(window, len(sizes))
+    turns, window = turns_read(order), min(window, len(sizes))
     copied = [sizes[shard] for shard in order.shards()]
     position = 0
     for turn in range(len(sizes) + window - 1):
@@ -309,8 +309,8 @@ def test_a_position_needs_no_shard_after_its_round(sizes: list[int], window: int
             size = copied[turn - part] if 0 <= turn - part < len(copied) else 0
             share[turn - part] = -(-size * (part + 1) // window) + (-size * part // window)
         count = sum(share.values())
-        found = wanted[position : position + count]
-        assert {t: int((found == t).sum()) for t in share} == share
+        in_round = turns[position : position + count]
+        assert {t: int((in_round == t).sum()) for t in share} == share
         position += count
     assert position == len(order)
 
@@ -397,9 +397,9 @@ def test_classes_equally_often_and_samples_in_cycles(labels: list[int], length: 
         classes = [labels[sample] for sample in drawn[first : first + len(members)]]
         assert len(set(classes)) == len(classes) and -1 not in classes, "a round repeats a class"
     for label, count in members.items():
-        mine = [sample for sample in drawn if labels[sample] == label]
-        for first in range(0, len(mine), count):
-            cycle = mine[first : first + count]
+        of_class = [sample for sample in drawn if labels[sample] == label]
+        for first in range(0, len(of_class), count):
+            cycle = of_class[first : first + count]
             assert len(set(cycle)) == len(cycle), "a sample repeats before its class is complete"
 
 
@@ -644,8 +644,8 @@ def by_hand(reader: Any, order: list[list[int]], unit: int) -> float:
 @pytest.mark.parametrize("unit", [1, 4096])
 def test_costs_of_single_samples(packed: Path, unit: int) -> None:
     with readers.open(packed / "set") as reader:
-        found = read_amplification(Shuffled(400), reader, request_bytes=unit)
-        assert found == pytest.approx(by_hand(reader, [[i] for i in range(400)], unit))
+        amplification = read_amplification(Shuffled(400), reader, request_bytes=unit)
+        assert amplification == pytest.approx(by_hand(reader, [[i] for i in range(400)], unit))
 
 
 def test_each_block_is_read_once_and_completely(packed: Path) -> None:

@@ -122,16 +122,16 @@ def test_overwrite_leaves_shards_that_packer_did_not_write(
     tree: Path, packed: Callable[..., Path], tmp_path: Path
 ) -> None:
     """An adopted folder of foreign shards; links to foreign shards belong to packer, the shards do not."""
-    theirs, notes = tmp_path / "theirs", Notes()
-    theirs.mkdir()
+    foreign, notes = tmp_path / "theirs", Notes()
+    foreign.mkdir()
     for shard in packed("tfrecord").glob("*.tfrecord"):
-        shutil.copy(shard, theirs / f"theirs-{shard.name}")
-    shards = files_of(theirs)
-    packer.index([theirs], workers=1)
-    convert(tree, theirs, overwrite=True, watcher=notes)
-    assert shards.items() <= files_of(theirs).items()
+        shutil.copy(shard, foreign / f"theirs-{shard.name}")
+    shards = files_of(foreign)
+    packer.index([foreign], workers=1)
+    convert(tree, foreign, overwrite=True, watcher=notes)
+    assert shards.items() <= files_of(foreign).items()
     assert any("these shards are kept, because packer did not write them: theirs-" in line for line in notes.lines)
-    assert packer.verify(theirs, against=tree, workers=1).ok
+    assert packer.verify(foreign, against=tree, workers=1).ok
 
     linked = tmp_path / "linked"
     packer.index([packed()], linked, workers=1)

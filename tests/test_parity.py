@@ -45,10 +45,10 @@ def by_name(rows: list[Parity]) -> dict[tuple[str, str], Parity]:
 
 def test_decoders_near_pillow_and_others(packed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     double = install(monkeypatch, "torchcodec")
-    one = double.decode_one
+    decode_one = double.decode_one
 
     def off_by_two(data: bytes) -> Any:
-        return (one(data).to(torch.int16) + 2).clamp(0, 255).to(torch.uint8)
+        return (decode_one(data).to(torch.int16) + 2).clamp(0, 255).to(torch.uint8)
 
     monkeypatch.setattr(double, "decode_one", off_by_two)
     hide(monkeypatch, "torchvision")

@@ -62,7 +62,7 @@ def planes(images: np.ndarray) -> np.ndarray:
 
 
 def records(images: np.ndarray, *labels: list[int]) -> bytes:
-    columns = (np.array(its, np.uint8)[:, None] for its in labels)
+    columns = (np.array(numbers, np.uint8)[:, None] for numbers in labels)
     return np.concatenate([*columns, planes(images)], axis=1).tobytes()
 
 
@@ -98,8 +98,8 @@ def cifar_py(root: Path, protocol: int = 2, **more: Any) -> Path:
     root.mkdir()
     (images, labels), (tests, test_labels) = MANY.values()
     parts = {"data_batch_1": (images[:36], labels[:36]), "data_batch_2": (images[36:], labels[36:])}
-    for name, (its, its_labels) in (parts | {"test_batch": (tests, test_labels)}).items():
-        record = {"data": planes(its), "labels": its_labels, "batch_label": name} | more
+    for name, (part_images, part_labels) in (parts | {"test_batch": (tests, test_labels)}).items():
+        record = {"data": planes(part_images), "labels": part_labels, "batch_label": name} | more
         (root / name).write_bytes(pickle.dumps(record, protocol) if protocol > 2 else as_python_2(record))
     names = {"label_names": list(NAMES_10), "num_vis": 3072, "num_cases_per_batch": 10000}
     (root / "batches.meta").write_bytes(pickle.dumps(names, 0 if protocol == 2 else protocol))
@@ -311,7 +311,7 @@ def arrays(images: Callable[[np.ndarray], np.ndarray], save: Callable[..., None]
     """Writes the arrays as one kind of image source; save: into one archive, or each into a separate file."""
 
     def write(folder: Path) -> Path:
-        of = {f"x_{name}": images(its) for name, (its, _) in ARRAYS.items()}
+        of = {f"x_{name}": images(values) for name, (values, _) in ARRAYS.items()}
         of |= {f"y_{name}": np.array(labels)[:, None] for name, (_, labels) in ARRAYS.items()}
         if save is not None:
             save(folder / "arrays.npz", **of)
@@ -325,7 +325,7 @@ def arrays(images: Callable[[np.ndarray], np.ndarray], save: Callable[..., None]
 
 
 def shown(images: Callable[[np.ndarray], np.ndarray] = lambda images: images) -> Callable[[Path], Found]:
-    return showing({name: (images(its), labels) for name, (its, labels) in ARRAYS.items()})
+    return showing({name: (images(values), labels) for name, (values, labels) in ARRAYS.items()})
 
 
 def planar(images: np.ndarray) -> np.ndarray:
@@ -355,7 +355,7 @@ def test_arrays_without_splits(tmp_path: Path) -> None:
         assert read.classes == ("cat", "dog") and list(read.splits) == ["val" if path == root else "train"]
         (samples,) = read.splits.values()
         assert [label for _, label, _ in samples] == [1, 0, 1]
-        assert all(np.array_equal(decoded(its[0]), image) for (_, _, its), image in zip(samples, images, strict=True))
+        assert all(np.array_equal(decoded(row[0]), image) for (_, _, row), image in zip(samples, images, strict=True))
     assert packer.open_source(root).list(None).left_out == [("boxes.npy", "no array of images or labels")]
     np.save(tmp_path / "pictures.npy", images)
     assert set(packer.open_source(tmp_path / "pictures.npy").list("test").splits["test"].labels) == {-1}

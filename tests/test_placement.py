@@ -107,11 +107,11 @@ GEOMETRY: dict[str, list[Op]] = {
 def test_a_mask_stays_on_its_image(name: str, compose: bool, seed: int = 1) -> None:
     mask = painted(seed, 110, 133)
     image, placement = made(GEOMETRY[name], image_of(mask), seed, compose=compose)
-    found = placement.mask(mask, OUTSIDE)
+    placed = placement.mask(mask, OUTSIDE)
     classes, clear = shown(image)
-    assert found.shape == image.shape[:2] and found.dtype == mask.dtype
+    assert placed.shape == image.shape[:2] and placed.dtype == mask.dtype
     assert clear.mean() > 0.2, "the images are too small to compare"
-    wrong = (found != classes) & clear
+    wrong = (placed != classes) & clear
     assert not wrong.any(), f"{wrong.sum()} of {clear.sum()} clear pixels"
 
 
@@ -128,8 +128,8 @@ def test_changes_that_move_pixels_move_masks(op: Op, change: tuple[int, float]) 
     mask = painted(4, 100, 120)
     job = Job(Pass(Region(0, 0, 100, 120), (100, 120), (0, 0), (3,), ((op, [*change]),), (100, 120)))
     image, placement = rendered(image_of(mask), job)
-    found, (classes, _) = placement.mask(mask, OUTSIDE), shown(image)
-    assert (found == classes).mean() > 0.985, "more than ties at the edges of blocks"
+    placed, (classes, _) = placement.mask(mask, OUTSIDE), shown(image)
+    assert (placed == classes).mean() > 0.985, "more than ties at the edges of blocks"
     assert (placement.mask(mask, OUTSIDE) != mask[:, ::-1]).any()
 
 
@@ -216,10 +216,10 @@ def test_points_stay_on_their_features(name: str) -> None:
     for number, (x, y) in enumerate(points.astype(int).tolist()):
         mask[y - 5 : y + 5, x - 5 : x + 5] = 2 + number
     placement = made(GEOMETRY[name], image_of(mask), 2).placement
-    moved, found = placement.points(points[None])[0], placement.mask(mask)
+    moved, placed = placement.points(points[None])[0], placement.mask(mask)
     _, visible = placement.boxes(np.concatenate((points - 5, points + 5), axis=1))
     for number in np.flatnonzero(visible > 0.999).tolist():
-        rows, columns = np.nonzero(found == 2 + number)
+        rows, columns = np.nonzero(placed == 2 + number)
         assert (columns.mean() + 0.5, rows.mean() + 0.5) == pytest.approx(moved[number], abs=0.8)
     assert (visible > 0.999).any() or name in ("crop beyond the edges", "turned back")
 

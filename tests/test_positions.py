@@ -104,20 +104,20 @@ class Machine(RuleBasedStateMachine):
         self.loops: list[Loop] = []
         self.last: Loop | None = None  # for a StatefulDataLoader, whose state is that of the latest iterator
         dataset = ImageDataset(self.reader, fields=("index",))
-        given = {"rank": self.rank, "world_size": self.world}
+        ranks = {"rank": self.rank, "world_size": self.world}
         kind = StatefulDataLoader if self.kind.startswith("stateful") else DataLoader
         if self.kind == "loader":
-            options: dict[str, Any] = {"fields": ("index",), "threads": 1, "tail": "drop_last", **given}
+            options: dict[str, Any] = {"fields": ("index",), "threads": 1, "tail": "drop_last", **ranks}
             self.position = position or ImageLoader(self.reader, self.batch, order=ORDER, **grouped(options))
             self.loader = self.position
         elif self.kind == "batches":
-            self.position = position or EpochBatchSampler(ORDER, dataset, self.batch, **given)
+            self.position = position or EpochBatchSampler(ORDER, dataset, self.batch, **ranks)
             self.loader = kind(dataset, batch_sampler=self.position)
         elif self.kind.endswith("stream"):
-            self.position = position or ImageStream(dataset, EpochSampler(ORDER, dataset, **given), self.batch)
+            self.position = position or ImageStream(dataset, EpochSampler(ORDER, dataset, **ranks), self.batch)
             self.loader = kind(self.position, batch_size=None)
         else:
-            self.position = position or EpochSampler(ORDER, dataset, **given)
+            self.position = position or EpochSampler(ORDER, dataset, **ranks)
             self.loader = kind(dataset, self.batch, sampler=self.position, drop_last=True)
 
     @property

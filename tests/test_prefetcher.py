@@ -66,20 +66,20 @@ def test_batches_equal_those_of_the_loader(workers: int, prefetch: int) -> None:
 
 def test_at_most_prefetch_batches_are_made_ahead() -> None:
     made = threading.Semaphore(0)
-    asked = []
+    requested = []
 
     def batches() -> Iterator[int]:
         for number in range(20):
-            asked.append(number)
+            requested.append(number)
             made.release()
             yield number
 
     loop = iter(DevicePrefetcher(batches(), "cpu", prefetch=3))
-    assert not asked, "batches were made before the loop began"
+    assert not requested, "batches were made before the loop began"
     assert next(loop) == 0
     for _ in range(4):
         assert made.acquire(timeout=300)
-    assert next(loop) == 1 and made.acquire(timeout=300) and asked == [0, 1, 2, 3, 4]
+    assert next(loop) == 1 and made.acquire(timeout=300) and requested == [0, 1, 2, 3, 4]
     assert list(loop) == list(range(2, 20))
 
 
@@ -102,13 +102,13 @@ def test_every_kind_of_batch_is_copied(cuda: FakeCuda) -> None:
     }
     (moved,) = DevicePrefetcher([batch], "cuda")
     pair, record, user = moved["pair"], moved["record"], moved["user"]["a"]
-    found = [pair.first, pair.second[0], record.image, moved["ordered"]["a"], user[0]]
-    assert [float(tensor[0]) for tensor in found] == [1, 2, 3, 4, 5]
-    assert all(tensor.device == torch.device("cuda", 0) for tensor in found)
+    tensors = [pair.first, pair.second[0], record.image, moved["ordered"]["a"], user[0]]
+    assert [float(tensor[0]) for tensor in tensors] == [1, 2, 3, 4, 5]
+    assert all(tensor.device == torch.device("cuda", 0) for tensor in tensors)
     assert [type(moved[name]) for name in moved] == [type(batch[name]) for name in batch]
     assert pair.second[1:] == ["text", None] and record.name == "name" and user[1] == 6
     assert batch["record"].image.device.type == "cpu" and batch["user"]["a"][0].device.type == "cpu"
-    assert {("consumer", id(tensor)) for tensor in found} == set(cuda.recorded)
+    assert {("consumer", id(tensor)) for tensor in tensors} == set(cuda.recorded)
 
 
 def test_packed_sequences_keep_their_sizes_on_the_host() -> None:
@@ -243,9 +243,9 @@ def test_a_finished_loop_keeps_no_reference_to_its_caller() -> None:
         pass
 
     def train() -> weakref.ref[Held]:
-        held = Held()
+        local = Held()
         assert len(list(DevicePrefetcher(numbers(), "cpu"))) == 10
-        return weakref.ref(held)
+        return weakref.ref(local)
 
     gc.disable()
     try:

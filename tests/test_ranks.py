@@ -146,12 +146,12 @@ def test_an_initialised_process_group(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_launcher_is_registered() -> None:
     """One entry, asked before the others of its kind: every part of packer uses its ranks, job and scratch
     directory."""
-    ours = Launcher("ours", True, by_names("OURS_RANK", "OURS_SIZE"), job=("OURS_JOB",), scratch=("OURS_DISK",))
+    launcher = Launcher("ours", True, by_names("OURS_RANK", "OURS_SIZE"), job=("OURS_JOB",), scratch=("OURS_DISK",))
     environ = {"OURS_RANK": "1", "OURS_SIZE": "2", "OURS_JOB": "17", "OURS_DISK": "/ours", "SLURM_JOB_ID": "4"}
     assert detect_ranks(environ) == Ranks() and job_name(environ) == "4"
     before = registered()
     try:
-        register(ours)
+        register(launcher)
         assert detect_ranks(environ) == Ranks(1, 2, 0, 1, 1, 2) and detect_ranks(environ).launcher == "ours"
         assert job_name(environ) == "17" and str(candidates(None, environ)[0].path) == "/ours"
         assert detect_ranks({**environ, **TORCHRUN}).rank == 5, "torchrun inside its tasks must win"
@@ -169,9 +169,9 @@ def test_explicit_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "2")
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert rank_and_world_size(None, None) == (2, 4) and rank_and_world_size(1, 3) == (1, 3)
-    for given in ((0, None), (None, 2)):
+    for incomplete in ((0, None), (None, 2)):
         with pytest.raises(ValueError, match="give both rank and world_size or neither"):
-            rank_and_world_size(*given)
+            rank_and_world_size(*incomplete)
 
 
 def agents(group_of: list[int], local_size: int = 2) -> list[dict[str, str]]:
@@ -200,10 +200,10 @@ def test_node_numbers_are_those_of_slurm_under_torchrun(monkeypatch: pytest.Monk
                 context.setenv(name, value)
             place = rank_and_world_size(None, None, nodes=3)
             assert rank_and_world_size(None, None) == (ranks.rank, 6), "node-independent orders are not split by node"
-            mine = list(EpochSampler(order))
+            samples = list(EpochSampler(order))
         assert place == (number, 6)
-        assert set(mine) <= set(order.local_part(node)), f"rank {ranks.rank} reads the part of another node"
-        seen += mine
+        assert set(samples) <= set(order.local_part(node)), f"rank {ranks.rank} reads the part of another node"
+        seen += samples
     assert sorted(seen) == list(range(90))
     for name, value in {**agents([1, 0])[0], "WORLD_SIZE": "5"}.items():
         monkeypatch.setenv(name, value)

@@ -52,14 +52,14 @@ def truth(source: Path) -> list[torch.Tensor]:
 
 
 def test_h5py_reads_the_images_by_number(packed: Path, truth: list[torch.Tensor]) -> None:
-    found = []
+    images = []
     for path in sorted(packed.glob("*.h5")):
         with h5py.File(path) as file:
             assert file["image"].dtype == np.uint8 and file["image"].shape[1:] == (SIDE, SIDE, 3)
             assert file["image"].chunks is None and len(file["image"]) == len(file["label"]) == len(file["key"])
-            found += [file["image"][i] for i in range(len(file["image"]))]
-    assert all(np.array_equal(a, b.permute(1, 2, 0).numpy()) for a, b in zip(found, truth, strict=True))
-    assert len(found) == COUNT
+            images += [file["image"][i] for i in range(len(file["image"]))]
+    assert all(np.array_equal(a, b.permute(1, 2, 0).numpy()) for a, b in zip(images, truth, strict=True))
+    assert len(images) == COUNT
 
 
 def test_readers_give_the_same_pixels_and_support_any_recipe(
@@ -94,7 +94,7 @@ def test_a_set_at_an_address(
         with readers.open(address) as reader:
             loader = ImageLoader(reader, COUNT, augment=[CenterCrop(SIDE)], shuffle=False)
             by_worker = DataLoader(ImageDataset(reader), batch_size=COUNT, num_workers=1)
-            assert all(torch.equal(next(iter(one))[0], torch.stack(truth)) for one in (loader, by_worker))
+            assert all(torch.equal(next(iter(batches))[0], torch.stack(truth)) for batches in (loader, by_worker))
         with pytest.raises(SourceError, match=r"the source is an address.*packer stage ADDRESS"):
             convert(address, tmp_path / "png")
         with readers.stage(address, target=tmp_path / "node") as copy:
@@ -206,7 +206,7 @@ def test_damage_is_named(packed: Path, tmp_path: Path, change: str) -> None:
 
 
 def test_staged_and_described(packed: Path, tmp_path: Path, truth: list[torch.Tensor]) -> None:
-    with readers.stage(packed, tmp_path / "here") as here, readers.open(here) as reader:
+    with readers.stage(packed, tmp_path / "here") as local, readers.open(local) as reader:
         assert torch.equal(ImageDataset(reader)[3][0], truth[3])
     assert packer.inspect(packed).to_dict()["fields"] == {"image": "pixels"}
     assert "data set `image`, [samples, height, width, 3]" in (packed / "README.md").read_text()

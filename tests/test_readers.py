@@ -43,13 +43,13 @@ def images(tree: Path) -> list[bytes]:
 
 def open_descriptors(folder: Path) -> list[str]:
     """The shards below a folder that this process has open (index columns are mapped, and close with the reader)."""
-    found = []
+    paths = []
     for entry in os.listdir("/proc/self/fd"):
         try:
-            found.append(os.readlink(f"/proc/self/fd/{entry}"))
+            paths.append(os.readlink(f"/proc/self/fd/{entry}"))
         except OSError:
             continue
-    return [path for path in found if path.startswith(f"{folder}/") and path.endswith(".tar")]
+    return [path for path in paths if path.startswith(f"{folder}/") and path.endswith(".tar")]
 
 
 @pytest.fixture
@@ -189,9 +189,9 @@ def test_split_names(packed: Path, tmp_path: Path) -> None:
     assert (len(readers.open(root)), len(readers.open(root, "train"))) == (36, 36)
     for stored in ("val", "valid", "validation"):
         rewrite({"train": train, stored: val})
-        for asked in ("val", "valid", "validation"):
-            reader = readers.open(root, asked)
-            assert (reader.split, len(reader)) == (stored, 9), f"{asked} asked for, {stored} stored"
+        for requested in ("val", "valid", "validation"):
+            reader = readers.open(root, requested)
+            assert (reader.split, len(reader)) == (stored, 9), f"{requested} asked for, {stored} stored"
     rewrite({"val": val})
     assert readers.open(root).split == "val", "the only split needs no name"
     rewrite({"first": train, "test": val})
@@ -301,12 +301,12 @@ RANGES = st.lists(
 )
 
 
-@given(wanted=RANGES, gap=st.integers(0, 40), limit=st.integers(1, 120), repeat=st.booleans())
-def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, repeat: bool) -> None:
+@given(ranges=RANGES, gap=st.integers(0, 40), limit=st.integers(1, 120), repeat=st.booleans())
+def test_read_plans(ranges: list[tuple[int, int, int]], gap: int, limit: int, repeat: bool) -> None:
     """Executes a plan on random bytes: every wanted range must be where the plan says."""
-    wanted = wanted * 2 if repeat else wanted
+    ranges = ranges * 2 if repeat else ranges
     shards = [np.random.default_rng(number).bytes(SIZE) for number in range(3)]
-    shard, offset, length = np.array(wanted, np.int64).reshape(-1, 3).T
+    shard, offset, length = np.array(ranges, np.int64).reshape(-1, 3).T
     plan = plan_reads(shard.astype(np.uint32), offset, length, gap, limit)
     runs = list(zip(plan.run_shard.tolist(), plan.run_offset.tolist(), plan.run_length.tolist(), strict=True))
     buffer = bytearray(plan.total_bytes)
@@ -315,17 +315,17 @@ def test_read_plans(wanted: list[tuple[int, int, int]], gap: int, limit: int, re
             "a run leaves its shard or the buffer"
         )
         buffer[place : place + n] = shards[s][o : o + n]
-    for (s, o, n), place in zip(wanted, plan.place.tolist(), strict=True):
+    for (s, o, n), place in zip(ranges, plan.place.tolist(), strict=True):
         assert buffer[place : place + n] == shards[s][o : o + n], f"range {(s, o, n)} is not at {place}"
     assert len(buffer) == sum(n for _, _, n in runs), "the buffer is not filled exactly"
     assert runs == sorted(runs), "runs are not in the order of the disk"
     for (s, o, n), (t, p, _) in itertools.pairwise(runs):
         assert s < t or o + n <= p, "bytes are read twice"
     for s, o, n in runs:
-        spare = widest_gap([(p, p + m) for t, p, m in wanted if t == s and o <= p <= p + m <= o + n])
+        spare = widest_gap([(p, p + m) for t, p, m in ranges if t == s and o <= p <= p + m <= o + n])
         assert spare <= gap, f"a run bridges {spare} unwanted bytes"
         if n > limit:
-            check_not_cuttable(s, o, n, wanted, limit)
+            check_not_cuttable(s, o, n, ranges, limit)
 
 
 def widest_gap(ranges: list[tuple[int, int]]) -> int:
@@ -336,9 +336,9 @@ def widest_gap(ranges: list[tuple[int, int]]) -> int:
     return widest
 
 
-def check_not_cuttable(shard: int, begin: int, length: int, wanted: list[tuple[int, int, int]], limit: int) -> None:
+def check_not_cuttable(shard: int, begin: int, length: int, ranges: list[tuple[int, int, int]], limit: int) -> None:
     """A run over the limit must have no cut beyond the limit that splits no wanted range."""
-    inside = sorted((o, o + n) for s, o, n in wanted if s == shard and begin <= o < begin + length)
+    inside = sorted((o, o + n) for s, o, n in ranges if s == shard and begin <= o < begin + length)
     for o in {o for o, _ in inside if o > begin}:
         splits_none = all(end <= o for p, end in inside if p < o)
         beyond = all(end - begin > limit for p, end in inside if p == o)

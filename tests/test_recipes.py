@@ -69,7 +69,7 @@ def run(
 
 
 def numbers(pattern: str, output: str) -> list[float]:
-    return [float(found) for found in re.findall(pattern, output)]
+    return [float(number) for number in re.findall(pattern, output)]
 
 
 def test_a_classifier_learns_and_continues_from_its_checkpoint(run: Run) -> None:

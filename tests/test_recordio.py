@@ -86,8 +86,8 @@ def test_dali_reads_the_same_samples(tmp_path: Path) -> None:
     pipe = pipeline()
     pipe.build()
     images, labels = pipe.run()
-    found = [(int(labels.at(i)[0]), images.at(i).tobytes()) for i in range(5)]
-    assert found == [(label, data) for _, label, data in EXPECTED]
+    samples = [(int(labels.at(i)[0]), images.at(i).tobytes()) for i in range(5)]
+    assert samples == [(label, data) for _, label, data in EXPECTED]
 
 
 def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_record_in_parts_converts_and_is_not_adopted(tmp_path: Path) -> None:
     with pytest.raises(NotFlatError, match=rf"record at byte 0 is in 3 parts.* packer convert {shard} --to"):
         packer.index([shard], workers=1)
     out = packer.convert(shard, "tar", tmp_path / "out", run=packer.Run(workers=1)).output
-    found = contents(out)
-    assert found[0] == ("val/00000000", 7, whole)
-    assert [sample[1:] for sample in found[1:]] == [sample[1:] for sample in EXPECTED]
+    samples = contents(out)
+    assert samples[0] == ("val/00000000", 7, whole)
+    assert [sample[1:] for sample in samples[1:]] == [sample[1:] for sample in EXPECTED]
 
 
 def faces(*, head_first: bool = True, images: int | None = None) -> list[bytes]:
@@ -110,13 +110,13 @@ def faces(*, head_first: bool = True, images: int | None = None) -> list[bytes]:
     def without_image(first: float, end: float, number: int = 0) -> bytes:
         return part(struct.pack("<IfQQff", 2, 0, number, 0, first, end))
 
-    found = [
+    stored = [
         part(struct.pack("<IfQQff", 2, 0, number, 0, label, 1) + data)
         for number, (label, data) in enumerate(zip(LABELS, IMAGES, strict=True), 1)
     ]
     head = without_image(1 + (len(IMAGES) if images is None else images), 9)
     ranges = [without_image(first, end, 6 + i) for i, (first, end) in enumerate([(1, 2), (2, 3), (3, 5), (5, 6)])]
-    return [head, *found, *ranges] if head_first else [*found, head, *ranges]
+    return [head, *stored, *ranges] if head_first else [*stored, head, *ranges]
 
 
 def write_faces(path: Path, parts: Sequence[bytes], numbers: Sequence[int]) -> Path:
@@ -146,15 +146,15 @@ def test_a_set_of_insightface_without_its_idx(tmp_path: Path) -> None:
     """The head is recognised as the first record; elsewhere the labels are refused, and the message names the .idx."""
     recordio, options = format_named("recordio"), LocateOptions()
     write(tmp_path / "a.rec", faces(), index=False)
-    assert [found.label for found in recordio.locate(tmp_path / "a.rec", options)] == LABELS
+    assert [record.label for record in recordio.locate(tmp_path / "a.rec", options)] == LABELS
     write(tmp_path / "b.rec", faces(head_first=False), index=False)
     with pytest.raises(FormatError, match=r"has 2 labels, expected one: .* InsightFace is, with its \.idx"):
         list(recordio.locate(tmp_path / "b.rec", options))
 
 
-@pytest.mark.parametrize("found", [faces(images=6), faces()[:-5]])
-def test_a_set_of_insightface_that_lacks_images_is_refused(tmp_path: Path, found: list[bytes]) -> None:
-    write(tmp_path / "train.rec", found, index=False)
+@pytest.mark.parametrize("present", [faces(images=6), faces()[:-5]])
+def test_a_set_of_insightface_that_lacks_images_is_refused(tmp_path: Path, present: list[bytes]) -> None:
+    write(tmp_path / "train.rec", present, index=False)
     with pytest.raises(FormatError, match=r"record 0 announces \d images, the file has \d: truncated"):
         packer.index(tmp_path, workers=1)
 
@@ -163,7 +163,7 @@ def test_labels(tmp_path: Path) -> None:
     labels = [-1.0, 0.0, 999.0]
     shard = write(tmp_path / "x.rec", [part(image(label, IMAGES[0])) for label in labels])
     options = LocateOptions(label_offset=0)
-    assert [found.label for found in format_named("recordio").locate(shard, options)] == [-1, 0, 999]
+    assert [record.label for record in format_named("recordio").locate(shard, options)] == [-1, 0, 999]
     for label in (0.5, float("nan"), float("inf"), 1e30):
         write(shard, [part(image(label, IMAGES[0]))])
         with pytest.raises(FormatError, match="expected a whole number"):
@@ -223,17 +223,17 @@ def test_every_cut_and_every_flip_is_an_error_or_harmless(tmp_path: Path) -> Non
     for size in range(len(data)):
         shard.write_bytes(data[:size])
         try:
-            found = list(recordio.locate(shard, LocateOptions()))
+            located = list(recordio.locate(shard, LocateOptions()))
         except PackerError as error:
             assert str(shard) in str(error)
             continue
-        assert found == truth[: len(found)], f"cut at {size}"
+        assert located == truth[: len(located)], f"cut at {size}"
     for i in range(len(data)):
         shard.write_bytes(data[:i] + bytes([data[i] ^ 0xFF]) + data[i + 1 :])
         try:
-            found = list(recordio.locate(shard, LocateOptions()))
+            located = list(recordio.locate(shard, LocateOptions()))
         except PackerError:
             continue
-        for sample in found:
+        for sample in located:
             for at, length in sample.ranges.values():
                 assert 0 <= at <= at + length <= len(data), f"byte {i} flipped"

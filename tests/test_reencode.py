@@ -33,7 +33,7 @@ def packed(tmp_path: Path, files: dict[str, bytes], **options: Any) -> tuple[pac
         return result, [bytes(reader.read(i)) for i in range(len(reader))]
 
 
-def one(tmp_path: Path, data: bytes, **options: Any) -> bytes:
+def pack_one(tmp_path: Path, data: bytes, **options: Any) -> bytes:
     return packed(tmp_path, {"a.jpg": data}, overwrite=True, **options)[1][0]
 
 
@@ -128,7 +128,7 @@ def test_a_re_encoded_image_is_upright(tmp_path: Path, medium: str, codec: str) 
         data = rotated(medium, orientation)
         expected = Image.fromarray(pillow_rgb(data))
         expected.thumbnail((24, 24), Image.Resampling.LANCZOS)
-        made = one(tmp_path, data, reencode=Reencode(codec, 24, None, 95))
+        made = pack_one(tmp_path, data, reencode=Reencode(codec, 24, None, 95))
         pixels = decode_image(made)
         assert pixels.shape[:2] == (expected.height, expected.width), "squashed or rotated"
         assert np.abs(pixels.astype(int) - np.asarray(expected)).mean() < 9
@@ -140,7 +140,7 @@ def test_exif_stays_with_every_codec(tmp_path: Path, kind: str, codec: str) -> N
     exif = Image.Exif()
     exif[0x010F] = "the maker"
     data = encoded(picture(40, 56), kind, exif=exif.tobytes())
-    with Image.open(io.BytesIO(one(tmp_path, data, reencode=Reencode(codec, 24)))) as image:
+    with Image.open(io.BytesIO(pack_one(tmp_path, data, reencode=Reencode(codec, 24)))) as image:
         assert image.getexif()[0x010F] == "the maker"
 
 
@@ -148,10 +148,10 @@ def test_exif_stays_with_every_codec(tmp_path: Path, kind: str, codec: str) -> N
 def test_16_bit_grey_is_shifted_or_kept(tmp_path: Path, kind: str) -> None:
     smooth = (np.add.outer(np.arange(40), np.arange(56)) * 680).astype(np.uint16)
     data = encoded(Image.fromarray(smooth), kind)
-    kept = decode_unchanged(one(tmp_path, data, reencode=Reencode("png", 28)))
+    kept = decode_unchanged(pack_one(tmp_path, data, reencode=Reencode("png", 28)))
     assert kept.dtype == np.uint16 and kept.shape == (20, 28)
     assert abs(float(kept.mean()) - float(smooth.mean())) < 300
-    shifted = decode_image(one(tmp_path, data, reencode=Reencode("jpeg", quality=95)))
+    shifted = decode_image(pack_one(tmp_path, data, reencode=Reencode("jpeg", quality=95)))
     assert np.abs(shifted[:, :, 0].astype(int) - (smooth >> 8)).max() <= 4
 
 
@@ -159,11 +159,11 @@ def test_other_colours_become_8_bit_rgb(tmp_path: Path) -> None:
     """CIELAB colours, and 16-bit colours in a lossy codec."""
     lab = Image.frombytes("LAB", (50, 40), np.full((40, 50, 3), (150, 30, 220), np.uint8).tobytes())
     data = encoded(lab, "TIFF")
-    made = one(tmp_path, data, reencode=Reencode("png"))
+    made = pack_one(tmp_path, data, reencode=Reencode("png"))
     with Image.open(io.BytesIO(made)) as image:
         assert image.mode == "RGB"
     assert np.array_equal(decode_image(made), pillow_rgb(data))
-    made = one(tmp_path, DEEP["rgb png"][0], reencode=Reencode("webp", quality=100))
+    made = pack_one(tmp_path, DEEP["rgb png"][0], reencode=Reencode("webp", quality=100))
     assert abs(float(decode_image(made).mean()) - float((deep(3) >> 8).mean())) < 5
 
 
@@ -182,7 +182,7 @@ def test_an_image_that_would_lose_more_than_its_size_is_refused(
     tmp_path: Path, data: bytes, codec: str, message: str
 ) -> None:
     with pytest.raises(BadSampleError, match=message):
-        one(tmp_path, data, reencode=Reencode(codec, 12))
+        pack_one(tmp_path, data, reencode=Reencode(codec, 12))
 
 
 def test_resizing_equals_pillow_and_small_images_keep_their_bytes(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_resizing_equals_pillow_and_small_images_keep_their_bytes(tmp_path: Path
 @pytest.mark.parametrize(("quality", "same"), [(95, True), (10, False)])
 def test_quality_never_makes_a_file_larger(tmp_path: Path, quality: int, same: bool) -> None:
     data = encoded(picture(200, 200), "JPEG", quality=30)
-    image = one(tmp_path, data, reencode=Reencode(quality=quality))
+    image = pack_one(tmp_path, data, reencode=Reencode(quality=quality))
     assert (image == data) is same and len(image) <= len(data)
 
 

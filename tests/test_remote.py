@@ -121,11 +121,11 @@ def test_announced_samples_are_bounded(address: str, local: Any, monkeypatch: py
     monkeypatch.setattr(Ahead.__init__, "__defaults__", (20_000,))
     with readers.open(address, "train") as reader:
         reader.prefetch(range(36))
-        held = reader.store.source._announced  # type: ignore[attr-defined]
+        ahead = reader.store.source._announced  # type: ignore[attr-defined]
         first = tuple(int(column[0]) for column in reader.table.extents([0])[1:])
-        assert 0 < held._held_bytes <= 30_000 and first not in held._of
+        assert 0 < ahead._held_bytes <= 30_000 and first not in ahead._of
         assert everything(reader) == everything(local)
-        assert not held and held._held_bytes == 0 and not held._runs
+        assert not ahead and ahead._held_bytes == 0 and not ahead._runs
 
 
 def test_a_loader_requests_each_sample_ahead_and_once(address: str, proxy: Proxy, local: readers.Reader) -> None:
@@ -137,11 +137,11 @@ def test_a_loader_requests_each_sample_ahead_and_once(address: str, proxy: Proxy
         images, labels = next(batches)
         for _ in range(2):  # batches are read by other threads, so each later GET was announced by one of the first
             next(batches)
-        asked = len(proxy.gets())
+        requests = len(proxy.gets())
         rest = list(batches)
-        assert len(rest) == 6 and asked == len(proxy.gets()) <= 36, "parts of the epoch were not requested yet"
+        assert len(rest) == 6 and requests == len(proxy.gets()) <= 36, "parts of the epoch were not requested yet"
         ranges = [line.split()[1:] for line in proxy.gets()]
-        assert len({tuple(one) for one in ranges}) == len(ranges)
+        assert len({tuple(words) for words in ranges}) == len(ranges)
     expected = next(iter(ImageLoader(local, 4, seed=1, augment=[RandomResizedCrop(16)])))
     assert (images == expected[0]).all() and (labels == expected[1]).all()
 
@@ -153,7 +153,7 @@ def test_a_loader_reads_complete_blocks_of_a_woven_order(address: str, proxy: Pr
         came = [labels for _, labels in ImageLoader(reader, 4, order=order, augment=[RandomResizedCrop(16)])]
         visits = np.unique(order.visits(0, np.arange(36)))
         assert len(proxy.gets()) <= len(visits) + 5, "more than one GET a block, and one for each shard boundary"
-    assert [list(one) for one in came] == [
+    assert [list(batch) for batch in came] == [
         local.labels[order.indices(0, np.arange(n, n + 4))].tolist() for n in range(0, 36, 4)
     ]
     with readers.open(address, "train") as reader:
@@ -205,15 +205,15 @@ def test_unused_announced_samples_are_dropped(address: str, local: Any) -> None:
         loader = ImageLoader(reader, 4, order=order, augment=[RandomResizedCrop(16)])
         loader.load_state_dict(EpochSampler(order, reader).state_after(16))
         assert len(list(loader)) == 5
-        held = reader.store.source._announced  # type: ignore[attr-defined]
-        assert not held and not held._held_bytes
+        ahead = reader.store.source._announced  # type: ignore[attr-defined]
+        assert not ahead and not ahead._held_bytes
         reader.prefetch([0, 1, 2])
-        held._cap_bytes = 4 * max(local.sizes())
+        ahead._cap_bytes = 4 * max(local.sizes())
         for i in range(6, 20, 2):
             reader.prefetch([i])
             reader.read(i)
         reader.prefetch([30])
-        assert list(held._of) == [key for key in held._of if len(held._runs) == 1], "dropped samples stay in memory"
+        assert list(ahead._of) == [key for key in ahead._of if len(ahead._runs) == 1], "dropped samples stay in memory"
 
 
 def _range_bytes(line: str) -> int:
@@ -470,15 +470,15 @@ def test_permanent_faults(
         assert len(reader.read(3)) > 0 and len(reader.read(4)) > 0
 
 
-@pytest.mark.parametrize("what", ["dataset.json", "train.index/label.npy"])
-def test_faults_while_opening(what: str, address: str, proxy: Proxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pattern", ["dataset.json", "train.index/label.npy"])
+def test_faults_while_opening(pattern: str, address: str, proxy: Proxy, tmp_path: Path) -> None:
     """A partly fetched index is never used."""
-    proxy.faults.append(Fault("status", where=what, times=99))
-    with pytest.raises(readers.RemoteError, match=what):
+    proxy.faults.append(Fault("status", where=pattern, times=99))
+    with pytest.raises(readers.RemoteError, match=pattern):
         readers.open(address, "train")
     assert not list(tmp_path.rglob("*.npy"))
     proxy.heal()
-    proxy.faults.append(Fault("truncate", where=what, times=1))
+    proxy.faults.append(Fault("truncate", where=pattern, times=1))
     with readers.open(address, "train") as reader:
         assert len(reader.labels) == 36
 
@@ -702,13 +702,13 @@ def serving(packed: Path, certificates: Path) -> Iterator[Callable[[str], str]]:
         server.close()
 
 
-@pytest.mark.parametrize("given", ["path", "text"])
+@pytest.mark.parametrize("form", ["path", "text"])
 def test_a_root_certificate_is_a_path_or_text(
-    bare: Any, serving: Any, certificates: Path, local: Any, given: str
+    bare: Any, serving: Any, certificates: Path, local: Any, form: str
 ) -> None:
     ca, host = certificates / "ca.pem", serving("good")
     for prefix in ("PACKER_HTTP_", "AWS_"):
-        bare(prefix, ROOT_CERTIFICATE=ca if given == "path" else ca.read_text())
+        bare(prefix, ROOT_CERTIFICATE=ca if form == "path" else ca.read_text())
     with readers.open(f"https://{host}/set", "train") as reader:
         assert bytes(reader.read(3)) == bytes(local.read(3))
     bare("AWS_", **KEYS, ENDPOINT_URL=f"https://{host}")
@@ -820,13 +820,13 @@ def test_variables_that_are_not_valid_are_named(
 )
 def test_messages_name_the_variables_of_the_kind_of_store(scheme: str, own: str, others: tuple[str, ...]) -> None:
     """Without variables, obstore queries the metadata services of clouds, which the user has not asked for."""
-    for kind, says in [
+    for kind, text in [
         ("GenericError", "Error performing PUT http://169.254.169.254/latest/api/token in 1ms"),
         ("GenericError", "Error performing PUT http://metadata.google.internal/x in 1ms - Server returned 403"),
         ("UnauthenticatedError", "Server returned 401"),
         ("PermissionDeniedError", "403"),
     ]:
-        error = translated(type(kind, (OSError,), {})(says), f"{scheme}://bucket/set (GET)", says)
+        error = translated(type(kind, (OSError,), {})(text), f"{scheme}://bucket/set (GET)", text)
         assert isinstance(error, DeniedError) and f"{scheme}://bucket/set (GET)" in str(error) and own in str(error)
         assert not any(other in str(error) for other in (*others, "169.254")), str(error)
         assert kind != "GenericError" or scheme != "s3" or "AWS_SKIP_SIGNATURE=true" in str(error)

@@ -271,8 +271,8 @@ def test_verify(target: str, packed: Path, proxy: Proxy) -> None:
     store.put("train-000002.tar", data[:-5], crc32c=0)
     store.delete("train-000003.tar")
     problems = [str(problem) for problem in sorted(packer.verify(target).problems, key=str)]
-    for text, what in zip(problems, ("CRC32C of the whole file is", "bytes, ", "no such object"), strict=True):
-        assert what in text
+    for text, message in zip(problems, ("CRC32C of the whole file is", "bytes, ", "no such object"), strict=True):
+        assert message in text
     with pytest.raises(readers.RemoteError, match="need local files; run  packer stage"):
         packer.verify(target, deep=True)
     proxy.faults.append(Fault("status", where="train-000004", times=99))

@@ -356,11 +356,11 @@ def test_a_moved_or_changed_set_is_read_in_its_old_state(twins: tuple[Path, Path
     with readers.open(packed) as reader:
         reader.read(0)
         SAME[change](packed)
-        for one in (reader, pickle.loads(pickled)):
-            assert [bytes(data) for data in one.read_many(range(SAMPLES))] == images
-            assert one.labels.tolist() == labels and sorted(one.keys)[0] == "a/00"
-            one.close()
-            assert bytes(one.read(SAMPLES - 1)) == images[-1]
+        for opened in (reader, pickle.loads(pickled)):
+            assert [bytes(data) for data in opened.read_many(range(SAMPLES))] == images
+            assert opened.labels.tolist() == labels and sorted(opened.keys)[0] == "a/00"
+            opened.close()
+            assert bytes(opened.read(SAMPLES - 1)) == images[-1]
 
 
 def test_a_pruned_shard_is_reported_as_that_of_a_replaced_set(twins: tuple[Path, Path]) -> None:

@@ -90,21 +90,21 @@ def trained(
             sampler = EpochSampler(order, dataset, **ranked)
             is_stream = "stream" in name
             places.append(ImageStream(dataset, sampler, batch, drop_last=False) if is_stream else sampler)
-            given = {"batch_size": None} if is_stream else {"batch_size": batch, "sampler": sampler}
-            loaders.append(maker(places[-1] if is_stream else dataset, num_workers=workers, **given))
+            batching = {"batch_size": None} if is_stream else {"batch_size": batch, "sampler": sampler}
+            loaders.append(maker(places[-1] if is_stream else dataset, num_workers=workers, **batching))
     for place in places:
         if state is not None:
             place.load_state_dict(state)
     while True:
         for step, batches in enumerate(zip(*loaders, strict=True), 1):
             if name.startswith("stateful"):
-                (found, *_) = find_states(loaders[0].state_dict()).values()
-                tokens = [max(find_states(one.state_dict()).values(), key=lambda t: t["cursor"]) for one in loaders]
-                found = tokens[0]
+                (token, *_) = find_states(loaders[0].state_dict()).values()
+                tokens = [max(find_states(dl.state_dict()).values(), key=lambda t: t["cursor"]) for dl in loaders]
+                token = tokens[0]
             else:
                 units = step if name == "batches" else step * batch
-                found = places[0].state_dict() if name == "loader" else places[0].state_after(units)
-            yield list(batches), json.loads(json.dumps(found))
+                token = places[0].state_dict() if name == "loader" else places[0].state_after(units)
+            yield list(batches), json.loads(json.dumps(token))
 
 
 def chain(reader: Any, kind: str, runs: Any = RUNS, **options: Any) -> tuple[list[list[Any]], list[Any]]:
@@ -128,7 +128,7 @@ def check(replayed: Replay, steps: list[list[Any]], numbers: Any) -> None:
             again, same = replayed.batch(number, rank=rank)
             assert torch.equal(same, rows)
             pairs = zip(again, images, strict=True) if isinstance(images, (tuple, list)) else [(again, images)]
-            assert all(torch.equal(one, other) for one, other in pairs), f"pixels of step {number}, rank {rank}"
+            assert all(torch.equal(pixels, other) for pixels, other in pairs), f"pixels of step {number}, rank {rank}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -242,8 +242,8 @@ def test_who_lists_the_steps_of_a_sample(reader: Any, kind: str, order: Any) -> 
             expected[sample.key].append((number, step.epoch, step.number, sample.place, sample.position, step.is_past))
         number += 1
     for key, places in expected.items():
-        found = replayed.who(key)
-        assert [(a.step, a.epoch, a.number, a.place, a.position, a.is_past) for a in found] == places
+        appearances = replayed.who(key)
+        assert [(a.step, a.epoch, a.number, a.place, a.position, a.is_past) for a in appearances] == places
     with pytest.raises(UnknownNameError, match="no sample has the key"):
         replayed.who("c9/99")
     assert {a.epoch for a in replayed.who("c0/00", range(5, 9))} <= {5, 6, 7, 8}
@@ -428,14 +428,14 @@ def test_the_command(reader: Any, packed: Path, tmp_path: Path, cli_run: Packer)
     assert out.count("RandomRotation: degrees") == 5 == page.read_text().count("<figure><img")
     pixels = readers.replay(path, reader).pictures(5, rank=1)[0][0]
     assert np.array_equal(pixels, steps[5][1][0].permute(0, 2, 3, 1).numpy())
-    found = json.loads(cli_run("replay", path, packed, "--steps", "2:4", "--json")[1])
-    assert [step["step"] for step in found["steps"]] == [2, 3] and found["states"] == ["train"]
-    rows = [sample["row"] for sample in found["steps"][1]["samples"]]
+    document = json.loads(cli_run("replay", path, packed, "--steps", "2:4", "--json")[1])
+    assert [step["step"] for step in document["steps"]] == [2, 3] and document["states"] == ["train"]
+    rows = [sample["row"] for sample in document["steps"][1]["samples"]]
     assert rows == [row for _, part in steps[3] for row in part.tolist()]
     key = reader.keys[rows[0]]
     assert "step 3, step 3 of epoch 0, rank 0 [0]: trained\n" in cli_run("replay", path, packed, "--who", key)[1]
     assert "from step 0 on, epoch 0: 2 ranks of 5 samples, order shuffled" in cli_run("replay", path, packed)[1]
-    for arguments, said in (
+    for arguments, message in (
         (("--epoch", "1", "--step", "9"), "epoch 1 has 5 steps, counted from 0; there is no step 9 in it"),
         (("--step", "0", "--rank", "2"), "there is no rank 2"),
         (("--split", "val"), "the checkpoint is of the set"),
@@ -444,4 +444,4 @@ def test_the_command(reader: Any, packed: Path, tmp_path: Path, cli_run: Packer)
         (("--steps", "4:2"), "is not A:B"),
     ):
         status, out, err = cli_run("replay", path, packed, *arguments)
-        assert status and said in out + err and "Traceback" not in err
+        assert status and message in out + err and "Traceback" not in err

@@ -135,12 +135,12 @@ def test_bad_samples_are_reported_with_the_rest_of_a_batch(rocal: Any, tmp_path:
 
 
 def test_a_state_of_our_loader(rocal: Any, reader: Any) -> None:
-    ours = ImageLoader(reader, BATCH, seed=3, threads=1, ranks=ONE)
-    loop = iter(ours)
+    image_loader = ImageLoader(reader, BATCH, seed=3, threads=1, ranks=ONE)
+    loop = iter(image_loader)
     next(loop)
     with faces(reader) as loader:
         with pytest.warns(UserWarning, match="with 'rocal'"):
-            loader.load_state_dict(ours.state_dict())
+            loader.load_state_dict(image_loader.state_dict())
         assert epoch_of(loader) == [labels.tolist() for _, labels in loop]
 
 
@@ -261,9 +261,9 @@ def test_pipelines_refuse_invalid_options(rocal: Any, reader: Any, tmp_path: Pat
     ]:
         with pytest.raises(ValueError, match=message):
             call()
-    several = folder_of(tmp_path / "several", {0: solid(0), 1: solid(1, size=(50, 50))})
+    sizes = folder_of(tmp_path / "several", {0: solid(0), 1: solid(1, size=(50, 50))})
     with pytest.raises(DatasetError, match=r"2 sizes.*40 x 48; 50 x 50"):
-        celeba(external_source(several, 2))
+        celeba(external_source(sizes, 2))
     with pytest.raises(UnknownNameError, match="no field 'mask'"):
         RocalLoader(None, source, fields=("mask",))
     pipeline = celeba(source, crop=MIDDLE, size=16)
@@ -359,7 +359,7 @@ def test_the_device_of_a_pipeline(rocal_double: Any, reader: Any, monkeypatch: p
     monkeypatch.setattr(pipelines, "gpu_backend", lambda: True)
     made: list[tuple[Any, ...]] = []
     create = rocal_double.rocalCreate
-    monkeypatch.setattr(rocal_double, "rocalCreate", lambda *given: made.append(given) or create(*given))
+    monkeypatch.setattr(rocal_double, "rocalCreate", lambda *args: made.append(args) or create(*args))
     for name, value in {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2}.items():
         monkeypatch.setenv(name, str(value))
     source = external_source(reader, BATCH)

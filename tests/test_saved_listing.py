@@ -166,12 +166,12 @@ def test_a_rewritten_file_is_refused_until_it_is_listed_again(
 ) -> None:
     """The size is the same, so only the modification time reveals it."""
     good = broken / "val/owl/owl_001.JPEG"
-    found = good.stat()
+    status = good.stat()
     data = bytearray(good.read_bytes())
     data[-3] ^= 1
     with open(good, "r+b") as file:
         file.write(data)
-    os.utime(good, ns=(found.st_atime_ns, found.st_mtime_ns + 10**9))
+    os.utime(good, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9))
     for part in (broken.parent / "out" / WORK_FOLDER).glob("val-*.part"):
         part.unlink()
     with pytest.raises(SourceError, match=r"owl_001\.JPEG: has changed since it was listed.*overwrite=True"):
@@ -400,17 +400,17 @@ def test_a_damaged_file_is_not_used(unfinished: Callable[..., ConvertResult], br
     assert min(outcomes.values()) > 0 and outcomes["listed"] > len(lies(whole)), outcomes
 
 
-@pytest.mark.parametrize("what", ["none", "link", "fifo", "folder"])
+@pytest.mark.parametrize("kind", ["none", "link", "fifo", "folder"])
 def test_only_regular_files_are_loaded(
-    unfinished: Callable[..., ConvertResult], broken: Path, tmp_path: Path, what: str
+    unfinished: Callable[..., ConvertResult], broken: Path, tmp_path: Path, kind: str
 ) -> None:
     file = tmp_path / "out" / WORK_FOLDER / LISTING_FILE
     file.rename(tmp_path / "elsewhere")
-    if what == "link":
+    if kind == "link":
         file.symlink_to(tmp_path / "elsewhere")
-    elif what == "fifo":
+    elif kind == "fifo":
         os.mkfifo(file)
-    elif what == "folder":
+    elif kind == "folder":
         file.mkdir()
     try:
         unfinished(on_error="skip")

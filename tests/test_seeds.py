@@ -39,8 +39,8 @@ def check_page(folder: Path, name: str) -> dict[str, Any]:
         figures = [value for run in runs for key, value in run.items() if key not in ("import_s", "others_cpus")]
         numbers = [value for value in figures if isinstance(value, int | float)]
         assert numbers and all(map(math.isfinite, numbers)) and any(numbers), f"{row} ran without figures"
-    for said in (facts["date"], facts["machine"], f"`{facts['command']}`", facts["document"]):
-        assert said in page
+    for text in (facts["date"], facts["machine"], f"`{facts['command']}`", facts["document"]):
+        assert text in page
     assert all(f"{package} {version}" in page for package, version in facts["versions"].items())
     assert all(check["what"] in page and check["found"] in page for check in facts["checks"] + facts["claims"])
     charts = re.findall(r"\]\(([^)]+\.svg)\)", page)

@@ -67,8 +67,8 @@ def test_mapped_indices_are_pickled_by_path(base: Any, tmp_path: Path) -> None:
 
 # --- criteria -----------------------------------------------------------------------------------------------------
 def test_labels_keep_their_meaning(base: Any) -> None:
-    for asked in ("dog", 1, ["dog"], [1], np.array([1]), ("dog", 1)):
-        reader = base.select(labels=asked)
+    for labels in ("dog", 1, ["dog"], [1], np.array([1]), ("dog", 1)):
+        reader = base.select(labels=labels)
         assert set(reader.labels.tolist()) == {1} and len(reader) == 12
         assert {reader.classes[label] for label in reader.labels} == {"dog"}
     assert len(base.select(labels=["cat", 2])) == 24
@@ -114,18 +114,18 @@ def test_the_shorter_side(tmp_path: Path) -> None:
 
 def test_only_the_files_of_a_selection_are_read(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reader = readers.open_folder(tree, "train")
-    asked: list[int] = []
+    rows: list[int] = []
     read_one = type(reader.store).read_one
 
     def note(self: Any, row: int, *where: int) -> Any:
-        asked.append(row)
+        rows.append(row)
         return read_one(self, row, *where)
 
     monkeypatch.setattr(type(reader.store), "read_one", note)
     reader.select(labels="dog", fraction=0.25).image_info([0, 1])
-    assert len(asked) == 2
+    assert len(rows) == 2
     reader.select(labels="dog", min_side=24)
-    assert len(asked) == 14
+    assert len(rows) == 14
 
 
 @given(a=st.floats(0.01, 1), b=st.floats(0.01, 1), seed=st.integers(0, 99))
@@ -216,7 +216,7 @@ def test_expressions_select_the_samples_that_python_selects(reader: Any) -> None
     names = [names_of(reader, i) for i in range(len(reader))]
     for text in EXPRESSIONS:
         expected = [
-            key for key, one in zip(reader.keys, names, strict=True) if eval(text.strip(), {"__builtins__": {}}, one)
+            key for key, row in zip(reader.keys, names, strict=True) if eval(text.strip(), {"__builtins__": {}}, row)
         ]
         if expected:
             assert list(reader.select(where=text).keys) == expected, text
@@ -353,7 +353,7 @@ def test_concatenated_readers(sets: dict[str, Path], tree: Path) -> None:
         readers.open_folder(tree, "val"),
     ]
     both = readers.concat(parts)
-    expected = [one for part in parts for one in everything(part)]
+    expected = [sample for part in parts for sample in everything(part)]
     assert everything(both) == expected and len(both) == sum(map(len, parts))
     order = np.random.default_rng(1).permutation(len(both))
     assert [bytes(data) for data in both.read_many(order)] == [expected[i][2] for i in order]

@@ -50,8 +50,8 @@ def from_an_address(root: Path, folder: Path) -> Iterator[readers.Reader]:
 def from_a_part(root: Path, folder: Path) -> Iterator[readers.Reader]:
     """The samples of one node of three, from its copy alone: the source has been moved by then."""
     with readers.stage(root, folder / "node", part=(1, 3), any_filesystem=True) as local, readers.open(local) as reader:
-        mine = NodeLocal(len(reader), nodes=3).local_part(1)
-        with reader.select(indices=np.arange(mine.start, mine.stop)) as chosen:
+        part = NodeLocal(len(reader), nodes=3).local_part(1)
+        with reader.select(indices=np.arange(part.start, part.stop)) as chosen:
             yield chosen
 
 

@@ -100,20 +100,20 @@ def answers(server: Server, *requests: bytes) -> list[tuple[int, dict[str, str],
     """Status, headers and body of each answer on one connection, up to that of LAST."""
     with connected(server) as connection:
         connection.sendall(b"".join(requests) + LAST)
-        data, found = received(connection), []
+        data, parsed = received(connection), []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")
         first, *rest = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
         size = 0 if first.startswith("HTTP/1.1 200") else int(headers["content-length"])
-        found.append((int(first.split()[1]), headers, data[:size]))
+        parsed.append((int(first.split()[1]), headers, data[:size]))
         data = data[size:]
-    return found
+    return parsed
 
 
 def test_ranges(start: Any) -> None:
     server = start()
-    found = answers(
+    replies = answers(
         server,
         request(Range="bytes=5-9"),
         request(Range=f"bytes={len(DATA['0']) - 3}-"),
@@ -121,18 +121,18 @@ def test_ranges(start: Any) -> None:
         request(method="HEAD"),
         request(Range="bytes=0-0", If_Match="*"),
     )
-    assert [(status, body) for status, _, body in found[:2]] == [(206, b"\5\6\7\10\11"), (206, b"\xfd\xfe\xff")]
-    assert found[0][1]["content-range"] == f"bytes 5-9/{len(DATA['0'])}"
-    assert [status for status, _, _ in found] == [206, 206, 206, 200, 206, 400]
-    etag = found[0][1]["etag"]
-    assert found[3][1]["content-length"] == str(len(DATA["0"])) and found[3][1]["etag"] == etag
+    assert [(status, body) for status, _, body in replies[:2]] == [(206, b"\5\6\7\10\11"), (206, b"\xfd\xfe\xff")]
+    assert replies[0][1]["content-range"] == f"bytes 5-9/{len(DATA['0'])}"
+    assert [status for status, _, _ in replies] == [206, 206, 206, 200, 206, 400]
+    etag = replies[0][1]["etag"]
+    assert replies[3][1]["content-length"] == str(len(DATA["0"])) and replies[3][1]["etag"] == etag
     again = answers(server, request(Range="bytes=0-1", If_Match=etag), request(Range="bytes=0-1", If_Match='"other"'))
     assert [status for status, _, _ in again] == [206, 412, 400]
     assert server.stats.answers == 6 and server.stats.sent_bytes == 5 + 3 + 2 + 1 + 2
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("sent", "status"),
     [
         (request("/set-2-0/2", Range="bytes=0-1"), 404),
         (request("/set-2-0/", Range="bytes=0-1"), 404),
@@ -151,16 +151,16 @@ def test_ranges(start: Any) -> None:
         (request(Range="bytes=2097152-"), 416),
     ],
 )
-def test_unavailable_ranges_leave_the_connection_open(start: Any, asked: bytes, status: int) -> None:
+def test_unavailable_ranges_leave_the_connection_open(start: Any, sent: bytes, status: int) -> None:
     server = start()
-    found = answers(server, asked, request(Range="bytes=0-1"))
-    assert [one for one, _, _ in found] == [status, 206, 400]
-    assert found[0][2] == b"" and b"secret" not in repr(found).encode()
+    replies = answers(server, sent, request(Range="bytes=0-1"))
+    assert [code for code, _, _ in replies] == [status, 206, 400]
+    assert replies[0][2] == b"" and b"secret" not in repr(replies).encode()
     assert server.stats.missing == 1
 
 
 @pytest.mark.parametrize(
-    ("asked", "status"),
+    ("sent", "status"),
     [
         (request(token=None, Range="bytes=0-1"), 401),
         (request(token="", Range="bytes=0-1"), 401),
@@ -182,10 +182,10 @@ def test_unavailable_ranges_leave_the_connection_open(start: Any, asked: bytes, 
         (bytes(range(1, 9)) + b"\r\n\r\n", 400),
     ],
 )
-def test_refused_requests_close_the_connection(start: Any, asked: bytes, status: int) -> None:
+def test_refused_requests_close_the_connection(start: Any, sent: bytes, status: int) -> None:
     server = start()
-    found = answers(server, asked, request(Range="bytes=0-1"))
-    assert [one for one, _, _ in found] == [status] and found[0][1]["connection"] == "close"
+    replies = answers(server, sent, request(Range="bytes=0-1"))
+    assert [code for code, _, _ in replies] == [status] and replies[0][1]["connection"] == "close"
     assert server.stats.refused == 1 and server.stats.sent_bytes == 0
 
 
@@ -275,7 +275,7 @@ def test_tls(start: Any, certificates: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("host", "found"),
+    ("host", "expected"),
     [
         ("127.0.0.1", r"127\.0\.0\.1"),
         ("localhost", r"127\.0\.0\.1"),
@@ -289,12 +289,12 @@ def test_tls(start: Any, certificates: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("no-such-host.invalid", "cannot be resolved"),
     ],
 )
-def test_the_listening_address(host: str | None, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_listening_address(host: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "gethostname", lambda: "localhost")
-    if " " not in found:
-        assert re.fullmatch(found, own_address(host))
+    if " " not in expected:
+        assert re.fullmatch(expected, own_address(host))
         return
-    with pytest.raises(ServingError, match=found):
+    with pytest.raises(ServingError, match=expected):
         own_address(host)
 
 
@@ -334,11 +334,11 @@ def test_the_process_of_a_server_ends_although_a_fork_holds_its_input(
     monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
     server = ServerProcess(Objects(), TERMS)
 
-    here, there = os.pipe()
+    end, there = os.pipe()
 
     def child() -> None:
         server.close()  # has no effect here
-        os.read(here, 1)
+        os.read(end, 1)
 
     with forked(child):
         try:
@@ -347,7 +347,7 @@ def test_the_process_of_a_server_ends_although_a_fork_holds_its_input(
             assert not server.alive and (tmp_path / "closed").exists()
         finally:
             os.write(there, b"x")
-    os.close(here)
+    os.close(end)
     os.close(there)
 
 
@@ -367,11 +367,11 @@ def test_all_processes_share_one_token(tmp_path: Path) -> None:
         return Rendezvous.make(tmp_path / "new", "job/7", "set", 4).token()
 
     with ThreadPoolExecutor(8) as pool:
-        (found,) = set(pool.map(token, range(32)))
+        (shared,) = set(pool.map(token, range(32)))
     made = Rendezvous.make(tmp_path / "new", "job/7", "set", 4)
-    assert re.fullmatch("[0-9a-f]{64}", found) and made.path.name == "job_7-set-4"
+    assert re.fullmatch("[0-9a-f]{64}", shared) and made.path.name == "job_7-set-4"
     assert (made.path / "token").stat().st_mode & 0o777 == 0o600 and made.path.stat().st_mode & 0o777 == 0o700
-    assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != found, "two jobs share a token"
+    assert Rendezvous.make(tmp_path / "new", "8", "set", 4).token() != shared, "two jobs share a token"
     (tmp_path / "0-set-2").mkdir()
     (tmp_path / "0-set-2").chmod(0o777)
     with pytest.raises(ServingError, match="not a directory of this user alone"):

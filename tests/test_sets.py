@@ -63,12 +63,12 @@ def masked(one: Path, tmp_path: Path) -> Path:
     return one
 
 
-def labelled(held: Held, label: str) -> Held:
-    return held._replace(label=label)
+def labelled(sample: Held, label: str) -> Held:
+    return sample._replace(label=label)
 
 
-def width_of(held: Held) -> int:
-    return readers.decode.decode_image(held.fields["image"]).shape[1]
+def width_of(sample: Held) -> int:
+    return readers.decode.decode_image(sample.fields["image"]).shape[1]
 
 
 def with_prefix(key: str, prefix: str) -> str:
@@ -89,22 +89,22 @@ def test_operations_in_sequence(to: str, packed: Callable[[str], tuple[Path, Pat
     before = shards(root)
 
     packer.drop(root, where='label == "dog" and width == 32', split="train")
-    narrow = [key for key, held in expected.items() if key.startswith("train/dog") and width_of(held) == 32]
-    expected = {key: held for key, held in expected.items() if key not in narrow}
+    narrow = [key for key, sample in expected.items() if key.startswith("train/dog") and width_of(sample) == 32]
+    expected = {key: sample for key, sample in expected.items() if key not in narrow}
     assert narrow
     check(root, expected)
 
     packer.relabel(root, names={"cat": "tiger"})
-    expected = {key: labelled(held, held.label.replace("cat", "tiger")) for key, held in expected.items()}
+    expected = {key: labelled(sample, sample.label.replace("cat", "tiger")) for key, sample in expected.items()}
     check(root, expected)
 
     some = [key.partition("/")[2] for key in expected][::2]
     masks = masks_for(tmp_path / "masks", some)
     added = packer.add_field(root, tmp_path / "masks", "mask", run=RUN)
     assert (added.with_field, added.unmatched, read_dataset_info(root).fields["mask"]) == (len(some), 0, "mask")
-    for key, held in expected.items():
+    for key, sample in expected.items():
         if key.partition("/")[2] in masks:
-            expected[key] = Held(held.label, {**held.fields, "mask": masks[key.partition("/")[2]]})
+            expected[key] = Held(sample.label, {**sample.fields, "mask": masks[key.partition("/")[2]]})
     check(root, expected)
     assert before.items() <= shards(root).items(), "a shard was written"
 
@@ -122,8 +122,8 @@ def test_operations_in_sequence(to: str, packed: Callable[[str], tuple[Path, Pat
     merged = tmp_path / "merged"
     result = packer.merge([root, first], merged, prefix_keys=True)
     assert result.linked == result.shards and result.symbolic == 0
-    expected = {with_prefix(key, "set"): held for key, held in expected.items()}
-    expected |= {with_prefix(key, first.name): held for key, held in content(first).items()}
+    expected = {with_prefix(key, "set"): sample for key, sample in expected.items()}
+    expected |= {with_prefix(key, first.name): sample for key, sample in content(first).items()}
     check(merged, expected)
     assert written.items() <= shards(root).items()
     shutil.rmtree(root)
@@ -158,7 +158,7 @@ def test_index_operations_write_no_byte_of_a_shard(name: str, one: Path, two: Pa
     assert set(shards(out).values()) <= before, "a shard is neither old nor a link to an old one"
     assert wrong(out) == [] and wrong(one) == []
     if name == "join":
-        check(one, {key: held for key, held in both.items() if width_of(held) >= 40})
+        check(one, {key: sample for key, sample in both.items() if width_of(sample) >= 40})
     if out != one:  # a new set does not need the old one any more
         assert content(one) == old
         shutil.rmtree(one)
@@ -213,8 +213,8 @@ def test_a_split_that_the_set_lacks_is_linked(tmp_path: Path) -> None:
 def test_existing_samples_are_refused_or_skipped(one: Path, two: Path) -> None:
     packer.append(one, two, run=RUN)
     state = (one / "dataset.json").read_bytes()
-    says = r"5 keys of the split train exist in .* already.*existing='skip'"
-    with pytest.raises(readers.SourceError, match=says):
+    message = r"5 keys of the split train exist in .* already.*existing='skip'"
+    with pytest.raises(readers.SourceError, match=message):
         packer.append(one, two, run=RUN)
     for source in (two, two.with_name("two-images")):
         assert packer.append(one, source, existing="skip", run=RUN).skipped == 7
@@ -263,8 +263,8 @@ def test_fields_of_a_merged_set_are_those_of_all(one: Path, two: Path, tmp_path:
     check(tmp_path / "out", expected)
     masks_for(tmp_path / "other", ["cat/cat0t0"])
     packer.add_field(one, tmp_path / "other", "mask", kind="file", run=RUN)
-    says = r"the field mask has the kind 'mask', elsewhere the kind 'file'"
-    with pytest.raises(readers.SourceError, match=says):
+    message = r"the field mask has the kind 'mask', elsewhere the kind 'file'"
+    with pytest.raises(readers.SourceError, match=message):
         packer.merge([one, other], tmp_path / "more")
 
 
@@ -318,7 +318,7 @@ def test_labels_from_a_table(one: Path, tmp_path: Path) -> None:
     packer.relabel(one, labels=table)
     assert content(one)["train/dog/dog0t1"].label == "1" == read_dataset_info(one).classes[0]
     packer.relabel(one, names={"1": "dog", "fox": "dog"})  # joined classes
-    check(one, {key: labelled(held, held.label and "dog") for key, held in expected.items()})
+    check(one, {key: labelled(sample, sample.label and "dog") for key, sample in expected.items()})
     assert read_dataset_info(one).classes == ("dog",)
 
 
@@ -381,11 +381,11 @@ def test_a_changed_set_is_staged_ordered_packed_and_extracted(masked: Path, tmp_
     with readers.open(masked, "train") as reader:
         assert shard_starts(reader.split_info)[-1] == len(reader)
     check(convert(masked, tmp_path / "hdf5", "hdf5").output, expected)
-    assert packer.extract(masked, tmp_path / "tree").files == sum(len(held.fields) for held in expected.values())
+    assert packer.extract(masked, tmp_path / "tree").files == sum(len(sample.fields) for sample in expected.values())
     with readers.stage(masked, tmp_path / "node", any_filesystem=True) as staged:
         assert content(staged) == expected
     shown = packer.inspect(masked).to_dict()
-    assert [one["operation"] for one in shown["history"]] == ["add-field", "drop", "split"]
+    assert [entry["operation"] for entry in shown["history"]] == ["add-field", "drop", "split"]
 
 
 def test_readers_of_raw_shards_refuse_a_changed_set(masked: Path) -> None:
@@ -550,9 +550,9 @@ def test_the_history_does_not_name_dropped_samples(one: Path) -> None:
     packer.drop(one, where='key == "cat/cat0t1"')
     packer.drop(one, where='aspect > 1.9 and class_name == "dog"')
     packer.drop(one, keys=["dog/dog0v0"])
-    said = [dict(operation.arguments) for operation in read_dataset_info(one).history]
+    arguments = [dict(operation.arguments) for operation in read_dataset_info(one).history]
     kept = {"where": "aspect > 1.9 and class_name == 'dog'"}
-    assert said == [{"where": "key == '…'"}, kept, {"keys": "listed"}]
+    assert arguments == [{"where": "key == '…'"}, kept, {"keys": "listed"}]
 
 
 def test_a_field_is_added_to_samples_whose_keys_begin_with_a_dot(tmp_path: Path) -> None:
@@ -649,8 +649,8 @@ def test_append_accepts_the_naming_options_of_a_source(one: Path, tmp_path: Path
     named = ["--folder", table.parent / "images", "--label-column", "finding"]
     status, _, errors = run("append", one, table, *named, *options)
     assert (status, "warning" in errors) == (0, False), errors
-    found = {key.rpartition("/")[2]: held.label for key, held in content(one).items()}
-    assert (found["0"], found["1"]) == ("dog", "cat")
+    labels = {key.rpartition("/")[2]: sample.label for key, sample in content(one).items()}
+    assert (labels["0"], labels["1"]) == ("dog", "cat")
     for name in ("cat", "fox"):  # no warning for a class that the set has
         tree_of(tmp_path / name, {f"train/{name}/new.jpg": make_jpeg(80)})
         status, _, errors = run("append", one, tmp_path / name, "--workers", "1")
@@ -677,6 +677,6 @@ def test_errors_of_commands(one: Path, tmp_path: Path, run: Any) -> None:
         (["relabel", one, "--map", "fox=cat"], 1, "no class 'fox'"),
         (["merge", one, "-o", tmp_path / "o"], 2, "expected two sets or more"),
     ):
-        found, _, errors = run(*arguments)
-        assert (found, message in errors) == (status, True), errors
+        exit_status, _, errors = run(*arguments)
+        assert (exit_status, message in errors) == (status, True), errors
     assert not (tmp_path / "o").exists() and not (one / ".packing").exists()

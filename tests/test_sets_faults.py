@@ -40,7 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def one(base: Path, tmp_path: Path) -> Path:
+def editable(base: Path, tmp_path: Path) -> Path:
     """A set that tests may change."""
     return Path(shutil.copytree(base / "set", tmp_path / "set"))
 
@@ -67,9 +67,9 @@ def leftovers(root: Path) -> set[str]:
     known = {"dataset.json", *info.documents, *(retired.path for retired in info.retired)}
     for split in info.splits.values():
         known |= {split.index, *(shard.path for shard in split.shards)}
-    found = {path.relative_to(root).as_posix() for path in root.rglob("*")}
+    paths = {path.relative_to(root).as_posix() for path in root.rglob("*")}
     return {
-        name for name in found if not any(f"{name}/".startswith(f"{k}/") or k.startswith(f"{name}/") for k in known)
+        name for name in paths if not any(f"{name}/".startswith(f"{k}/") or k.startswith(f"{name}/") for k in known)
     }
 
 
@@ -96,12 +96,12 @@ def killed_at_steps(name: str, base: Path, folder: Path, steps: range | itertool
         if target == out:
             assert content(root) == old, where
         if target == root or (out / "dataset.json").exists():
-            found = content(target)
-            assert found in (old, new), where
+            state = content(target)
+            assert state in (old, new), where
             assert wrong(target) == [], where
         else:
-            found = old
-        is_old = found == old if target == root else not (out / "dataset.json").exists()
+            state = old
+        is_old = state == old if target == root else not (out / "dataset.json").exists()
         if is_old and killed:
             CHANGES[name](root, base, out)
         else:  # the next command finds the files of the killed one
@@ -128,102 +128,102 @@ def test_killed_at_every_step(name: str, base: Path, tmp_path: Path) -> None:
     assert kills > (2 if name == "prune" else 20)
 
 
-def test_concurrent_appends(one: Path, tmp_path: Path) -> None:
+def test_concurrent_appends(editable: Path, tmp_path: Path) -> None:
     """All samples are there once; meanwhile a set that was opened before is read to its end."""
-    expected, count = content(one), 8
+    expected, count = content(editable), 8
     trees = []
     for number in range(count):
         names = [f"train/n{number}/{number}_{i}.jpg" for i in range(2)]
         files = {name: make_jpeg(5000 + 2 * number + i) for i, name in enumerate(names)}
         trees.append(tree_of(tmp_path / f"tree{number}", files))
         expected |= {name[:-4]: Held(f"n{number}", {"image": data}) for name, data in files.items()}
-    with readers.open(one, "train") as early, ExitStack() as running:
+    with readers.open(editable, "train") as early, ExitStack() as running:
         for tree in trees:
-            running.enter_context(forked(partial(packer.append, one, tree, run=packer.Run(workers=1))))
+            running.enter_context(forked(partial(packer.append, editable, tree, run=packer.Run(workers=1))))
         before = [bytes(early.read(i)) for i in range(len(early))]
         keys = list(early.keys)
-    check(one, expected)
-    assert keys == [key.partition("/")[2] for key in content(one) if key.startswith("train/")][: len(keys)]
+    check(editable, expected)
+    assert keys == [key.partition("/")[2] for key in content(editable) if key.startswith("train/")][: len(keys)]
     assert before == [expected[f"train/{key}"].fields["image"] for key in keys]
-    history = read_dataset_info(one).history
+    history = read_dataset_info(editable).history
     assert [operation.samples for operation in history] == [(9 + 2 * n, 11 + 2 * n) for n in range(count)]
-    assert leftovers(one) == set()
+    assert leftovers(editable) == set()
 
 
-def test_an_open_reader_keeps_reading_the_old_state(one: Path, base: Path) -> None:
+def test_an_open_reader_keeps_reading_the_old_state(editable: Path, base: Path) -> None:
     """Also columns that were not mapped yet, and copies in other processes; until the old files are pruned."""
-    old = content(one)
-    with readers.open(one, "train", verify=True) as early, readers.open(one, "val") as unread:
+    old = content(editable)
+    with readers.open(editable, "train", verify=True) as early, readers.open(editable, "val") as unread:
         for name in ("drop", "add-field", "append", "reshard"):
-            CHANGES[name](one, base, one)
+            CHANGES[name](editable, base, editable)
         for reader in (early, pickle.loads(pickle.dumps(early))):
-            found = {f"train/{s.key}": Held(reader.classes[s.label], dict(s.fields)) for s in reader}
-            assert {k: Held(h.label, {n: bytes(d) for n, d in h.fields.items()}) for k, h in found.items()} == {
-                key: held for key, held in old.items() if key.startswith("train/")
+            read = {f"train/{s.key}": Held(reader.classes[s.label], dict(s.fields)) for s in reader}
+            assert {k: Held(h.label, {n: bytes(d) for n, d in h.fields.items()}) for k, h in read.items()} == {
+                key: sample for key, sample in old.items() if key.startswith("train/")
             }
             assert reader.info.width.min() > 0 and reader.name(0).startswith("cat")
-        assert packer.prune(one).files
+        assert packer.prune(editable).files
         with pytest.raises(
             readers.StaleIndexError, match="has been replaced by another since it was opened; open it again"
         ):
             unread.read(1)
-    assert content(one).keys() != old.keys() and wrong(one) == []
+    assert content(editable).keys() != old.keys() and wrong(editable) == []
 
 
-def test_old_indexes_are_removed_after_a_month_unless_in_use(one: Path) -> None:
-    packer.relabel(one, names={"cat": "fox"})
-    packer.drop(one, where="width == 32", split="train")
-    (retired,) = read_dataset_info(one).retired
-    assert (one / retired.path).is_dir()
-    text = (one / "dataset.json").read_text()
-    (one / "dataset.json").write_text(text.replace(retired.since, "2020-01-01T00:00:00Z"))
-    packer.relabel(one, names={"fox": "cat"})
-    assert not (one / retired.path).exists() and read_dataset_info(one).retired == ()
-    info, content_json = read_dataset_info(one), json.loads((one / "dataset.json").read_text())
+def test_old_indexes_are_removed_after_a_month_unless_in_use(editable: Path) -> None:
+    packer.relabel(editable, names={"cat": "fox"})
+    packer.drop(editable, where="width == 32", split="train")
+    (retired,) = read_dataset_info(editable).retired
+    assert (editable / retired.path).is_dir()
+    text = (editable / "dataset.json").read_text()
+    (editable / "dataset.json").write_text(text.replace(retired.since, "2020-01-01T00:00:00Z"))
+    packer.relabel(editable, names={"fox": "cat"})
+    assert not (editable / retired.path).exists() and read_dataset_info(editable).retired == ()
+    info, content_json = read_dataset_info(editable), json.loads((editable / "dataset.json").read_text())
     used = [info.splits["train"].index, info.splits["train"].shards[0].path, "elsewhere"]  # packer index  may do that
     content_json["retired"] = [{"path": path, "since": "2020-01-01T00:00:00Z"} for path in used]
-    (one / "dataset.json").write_text(json.dumps(content_json))
-    expected = content(one)
-    packer.prune(one)
-    check(one, expected)
+    (editable / "dataset.json").write_text(json.dumps(content_json))
+    expected = content(editable)
+    packer.prune(editable)
+    check(editable, expected)
 
 
-def test_a_staged_copy_keeps_the_staged_state(one: Path, tmp_path: Path) -> None:
-    old = content(one)
-    with readers.stage(one, tmp_path / "node", any_filesystem=True) as first:
-        packer.relabel(one, names={"cat": "dog"})
-        with readers.stage(one, tmp_path / "node", any_filesystem=True) as second:
-            assert content(second) == content(one) != old
+def test_a_staged_copy_keeps_the_staged_state(editable: Path, tmp_path: Path) -> None:
+    old = content(editable)
+    with readers.stage(editable, tmp_path / "node", any_filesystem=True) as first:
+        packer.relabel(editable, names={"cat": "dog"})
+        with readers.stage(editable, tmp_path / "node", any_filesystem=True) as second:
+            assert content(second) == content(editable) != old
         assert content(first) == old
 
 
-def test_an_unfinished_conversion_and_a_hostile_list_of_names(one: Path, base: Path, tmp_path: Path) -> None:
-    (one / ".packing").mkdir()
-    (one / ".packing" / "names.json").write_text('["../outside", "train-000000.tar"]')
+def test_an_unfinished_conversion_and_a_hostile_list_of_names(editable: Path, base: Path, tmp_path: Path) -> None:
+    (editable / ".packing").mkdir()
+    (editable / ".packing" / "names.json").write_text('["../outside", "train-000000.tar"]')
     (tmp_path / "outside").write_text("theirs")
     with pytest.raises(readers.OutputError, match=r"names.json: cannot be read .*packer verify"):
-        packer.drop(one, where="label == 0")
-    (one / ".packing" / "names.json").write_text('["train-000000.tar", "nothing"]')
+        packer.drop(editable, where="label == 0")
+    (editable / ".packing" / "names.json").write_text('["train-000000.tar", "nothing"]')
     for other in (
-        lambda: packer.index([one], workers=1),
-        lambda: packer.convert(base / "other", "tar", one, overwrite=True),
+        lambda: packer.index([editable], workers=1),
+        lambda: packer.convert(base / "other", "tar", editable, overwrite=True),
     ):
         with pytest.raises(readers.PackerError, match="a command that changed this set was killed; run  packer prune"):
             other()
-    packer.relabel(one, names={"cat": "fox"})
-    assert wrong(one) == [] and (tmp_path / "outside").exists()
+    packer.relabel(editable, names={"cat": "fox"})
+    assert wrong(editable) == [] and (tmp_path / "outside").exists()
     out = tmp_path / "out"
     (out / ".packing").mkdir(parents=True)
     (out / ".packing" / "plan.json").write_text("{}")
     with pytest.raises(readers.OutputError, match="has an unfinished conversion"):
-        packer.subset(one, out, lambda whole: whole.every(2))
+        packer.subset(editable, out, lambda whole: whole.every(2))
     assert os.listdir(out) == [".packing"]
 
 
 def test_a_full_disk_leaves_the_old_set_or_only_the_documents_are_missing(
-    one: Path, base: Path, monkeypatch: pytest.MonkeyPatch
+    editable: Path, base: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, rename = content(one), os.rename
+    expected, rename = content(editable), os.rename
     for failing in range(1, 12):
         left = itertools.count(failing - 1, -1)
 
@@ -235,14 +235,14 @@ def test_a_full_disk_leaves_the_old_set_or_only_the_documents_are_missing(
         try:
             with monkeypatch.context() as patch:
                 patch.setattr(os, "rename", full)
-                CHANGES["append"](one, base, one)
+                CHANGES["append"](editable, base, editable)
         except readers.OutputError as error:
             assert "No space left" in str(error)
         else:
             break
-        assert content(one) == expected and leftovers(one) == set()
+        assert content(editable) == expected and leftovers(editable) == set()
     else:
         pytest.fail("the append never got through")
-    assert failing > 4 and wrong(one) == [] and not (one / "SHA256SUMS").exists()
-    packer.prune(one)
-    assert unlisted(one) == set()
+    assert failing > 4 and wrong(editable) == [] and not (editable / "SHA256SUMS").exists()
+    packer.prune(editable)
+    assert unlisted(editable) == set()

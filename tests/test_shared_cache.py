@@ -46,8 +46,8 @@ HERE = {"check": True, "timeout": 300, "cwd": Path(__file__).parent}
 
 
 def open_in(folder: str | Path, **options: Any) -> SharedByteCache:
-    given = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY, "job": "7"}
-    return SharedByteCache.open(**{**given, "directory": folder, **options})
+    defaults = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY, "job": "7"}
+    return SharedByteCache.open(**{**defaults, "directory": folder, **options})
 
 
 # --- promises beyond the suite --------------------------------------------------------------------------------------
@@ -219,8 +219,8 @@ def orphan_a_worker(folder: str) -> None:
 
 class TestMemfd(SharedCacheSuite):
     def open(self, **options: Any) -> SharedByteCache:
-        given = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY}
-        return SharedByteCache.open(**{**given, "backend": "memfd", **options})
+        defaults = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY}
+        return SharedByteCache.open(**{**defaults, "backend": "memfd", **options})
 
     def test_anonymous_segments_are_separate_and_pickle_while_open(self, elsewhere: Callable[..., Any]) -> None:
         with self.open() as cache, self.open() as other:
@@ -294,8 +294,8 @@ print("good", flush=True)
 @pytest.mark.skipif(not HAS_MPI, reason="mpi4py is not installed")
 class TestMpi(SharedCacheSuite):
     def open(self, **options: Any) -> SharedByteCache:
-        given = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY}
-        return SharedByteCache.open(**{**given, "backend": "mpi", **options})
+        defaults = {"fingerprint": "set", "kind": "encoded", "slots": SLOTS, "capacity_bytes": CAPACITY}
+        return SharedByteCache.open(**{**defaults, "backend": "mpi", **options})
 
     def test_unsupported_options(self) -> None:
         with self.open() as cache, pytest.raises(TypeError, match="MPI window"):
@@ -529,8 +529,8 @@ def test_sigterm(tmp_path: Path) -> None:
         "capacity_bytes=99, directory=sys.argv[1]); print(flush=True); signal.pause()"
     )
     chained = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5)); cache.remove_on_sigterm()"
-    for asked, code, left in (("pass", -15, 1), ("cache.remove_on_sigterm()", -15, 0), (chained, 5, 0)):
-        command = [sys.executable, "-c", script.format(asked), str(tmp_path)]
+    for call, code, left in (("pass", -15, 1), ("cache.remove_on_sigterm()", -15, 0), (chained, 5, 0)):
+        command = [sys.executable, "-c", script.format(call), str(tmp_path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None and process.stdout.readline()
             process.terminate()
@@ -672,12 +672,12 @@ def test_five_open_and_fill_at_once(tmp_path: Path, backend: str) -> None:
         crew = [context.Process(target=fill_and_read, args=(open_it, seed, begin, results)) for seed in range(5)]
         for process in crew:
             process.start()
-        said = [results.get(timeout=LIMIT_S) for _ in crew]
+        outcomes = [results.get(timeout=LIMIT_S) for _ in crew]
         for process in crew:
             process.join(LIMIT_S)
             assert process.exitcode == 0
-        assert not any(wrong for _, wrong in said)
-        assert sorted(slot for filled, _ in said for slot in filled) == list(range(MANY))
+        assert not any(wrong for _, wrong in outcomes)
+        assert sorted(slot for filled, _ in outcomes for slot in filled) == list(range(MANY))
         if shared is not None:
             assert all(shared.get(slot) == sample(slot) and shared.check(slot) for slot in range(MANY))
             assert shared.stats().puts == MANY and shared.stats().users == 1

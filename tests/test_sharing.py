@@ -50,13 +50,13 @@ class Cluster:
     def __init__(self, root: Path, own: Sequence[Reader], counted: Sequence[SlowStore], **options: Any) -> None:
         self.own, self.counted, self.nodes = own, counted, len(own)
         options = {**_LOCAL, "nodes": self.nodes, **options}
-        self.shared = [readers.share(one, root / "job", node=node, **options) for node, one in enumerate(own)]
-        self.servers = [] if options["serve"] else [one.serve(Server) for one in self.shared]
-        self.readers = [one.__enter__() for one in self.shared]
+        self.shared = [readers.share(reader, root / "job", node=node, **options) for node, reader in enumerate(own)]
+        self.servers = [] if options["serve"] else [reader.serve(Server) for reader in self.shared]
+        self.readers = [reader.__enter__() for reader in self.shared]
 
     @property
     def source_reads(self) -> Counter[int]:
-        return Counter(row for one in self.counted for row in one.reads)
+        return Counter(row for counted in self.counted for row in counted.reads)
 
     def close(self) -> None:
         for shared, reader in zip(self.shared, self.readers, strict=True):
@@ -208,7 +208,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
 
         def fail(made: Cluster, node: int, how: str) -> None:
             server, meeting = made.servers[node], next((tmp_path / "job").iterdir())
-            terms, ranges, url = server.terms, PayloadRanges(made.own[node]), ""
+            served, ranges, url = server.terms, PayloadRanges(made.own[node]), ""
             if how == "gone":
                 server.close()
                 return
@@ -219,8 +219,8 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
                 (meeting / str(node)).unlink()
                 return
             else:
-                terms = replace(terms, prefix="0-0-0") if how == "another set" else terms
-                other = stack.enter_context(Server(Wrong(ranges, how), replace(terms, port=0)))
+                served = replace(served, prefix="0-0-0") if how == "another set" else served
+                other = stack.enter_context(Server(Wrong(ranges, how), replace(served, port=0)))
                 url = f"http://127.0.0.1:{other.port}"
             Rendezvous(meeting, made.nodes).publish(node, url)
 
@@ -238,10 +238,10 @@ def test_a_node_that_fails_costs_no_sample(cluster: Any, fail: Any, truth: list[
     fail(made, 2, how)
 
     def work() -> None:
-        with pytest.warns(UserWarning, match=r"node 2 is not asked for .* read from the source") as said:
+        with pytest.warns(UserWarning, match=r"node 2 is not asked for .* read from the source") as warned:
             for _ in range(3):
                 assert [bytes(data) for data in made.readers[0].read_many(range(len(truth)))] == truth
-        assert len(said) == 1, "not one warning"
+        assert len(warned) == 1, "not one warning"
 
     hanging(work)
     stats = made.readers[0].store.stats()
@@ -302,9 +302,9 @@ def test_threads_of_a_loader_count_one_failure(cluster: Any, fail: Any, truth: l
         for thread in threads:
             thread.join()
 
-    with pytest.warns(UserWarning, match="node 1 is not asked") as said:
+    with pytest.warns(UserWarning, match="node 1 is not asked") as warned:
         hanging(work)
-    assert len(said) == 1 and made.readers[0].store.stats().failures == 1
+    assert len(warned) == 1 and made.readers[0].store.stats().failures == 1
 
 
 # --- other jobs and missing nodes -----------------------------------------------------------------------------------
@@ -421,8 +421,8 @@ def test_fields_of_samples_come_from_other_nodes(fields: Path, tmp_path: Path) -
     made = Cluster(tmp_path, plain, [])
     try:
         for i, sample in enumerate(plain[0]):
-            found = made.readers[1].sample(i)
-            assert {name: bytes(data) for name, data in found.fields.items()} == {
+            received = made.readers[1].sample(i)
+            assert {name: bytes(data) for name, data in received.fields.items()} == {
                 name: bytes(data) for name, data in sample.fields.items()
             }
         assert made.readers[1].store.stats().near > 0 == made.readers[1].store.stats().far
@@ -439,11 +439,11 @@ def gets(web: Proxy) -> Counter[str]:
 
 def children() -> set[int]:
     """The child processes of this one."""
-    found: set[int] = set()
+    pids: set[int] = set()
     for thread in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # the thread has ended
-            found.update(map(int, (thread / "children").read_text().split()))
-    return found
+            pids.update(map(int, (thread / "children").read_text().split()))
+    return pids
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(4, marks=pytest.mark.faults)])
@@ -462,7 +462,7 @@ def test_killed_server_processes_are_restarted(web: Proxy, packed: Path, tmp_pat
         with pytest.warns(UserWarning, match="have not published their address"):  # the first meets no other
             made = Cluster(tmp_path, own, [], serve=True, timeout_seconds=0.5)
         stack.callback(made.close)
-        counts = lambda: [(one.near, one.far) for one in (reader.store.stats() for reader in made.readers)]  # noqa: E731
+        counts = lambda: [(stats.near, stats.far) for stats in (reader.store.stats() for reader in made.readers)]  # noqa: E731
         number = 0
 
         def read_epoch() -> None:
@@ -474,7 +474,7 @@ def test_killed_server_processes_are_restarted(web: Proxy, packed: Path, tmp_pat
         for _ in range(2):
             read_epoch()
         assert set(gets(web).values()) == {1} and sum(near for near, _ in counts()) >= len(truth) // 2
-        with pytest.warns(UserWarning) as said:
+        with pytest.warns(UserWarning) as warned:
             for _ in range(kills):
                 for server in children() - before:
                     os.kill(server, signal.SIGKILL)
@@ -485,7 +485,7 @@ def test_killed_server_processes_are_restarted(web: Proxy, packed: Path, tmp_pat
                 while any(now[0] == then[0] for now, then in zip(counts(), near, strict=True)):
                     assert time.monotonic() < until
                     read_epoch()
-        texts = [str(warning.message) for warning in said]
+        texts = [str(warning.message) for warning in warned]
         for node in range(2):
             assert any(f"node {node} is not asked" in text for text in texts)
             started = f"the server process of node {node} has ended: it was started again"
@@ -505,8 +505,8 @@ def test_serve_in_the_foreground(source: Path, tmp_path: Path) -> None:
             subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
         )
         assert served.stdout is not None and served.stderr is not None
-        said = json.loads("".join(iter(served.stdout.readline, "}\n")) + "}")
-        assert said["node"] == 0 and said["nodes"] == 2 and said["url"].startswith("http://127.0.0.1:")
+        served_at = json.loads("".join(iter(served.stdout.readline, "}\n")) + "}")
+        assert served_at["node"] == 0 and served_at["nodes"] == 2 and served_at["url"].startswith("http://127.0.0.1:")
         shared = readers.share(plain, tmp_path / "job", node=1, nodes=2, host="127.0.0.1")
         reader = stack.enter_context(shared)
         part = NodeLocal(len(plain), 2).local_part(0)
@@ -577,13 +577,13 @@ def test_pauses_double_and_the_warning_comes_once(clock: Any, error: Exception |
         return Answers(error) if error is not None else None
 
     store = neighbours(connect)
-    with pytest.warns(UserWarning, match="node 1 is not asked for 5 s, .* read from the source: ") as said:
+    with pytest.warns(UserWarning, match="node 1 is not asked for 5 s, .* read from the source: ") as warned:
         for _ in range(4000):
             store.prefetch(rows(12, 3))
             assert store.read(rows(11, 5)) == [b"11", b"5"] and store.stats().left_out == (1,)
             clock.now += 0.125
     assert connected == [0, 5, 15, 35, 75, 155, 235, 315, 395, 475]
-    assert len(said) == 1 and store.stats().failures == len(connected)
+    assert len(warned) == 1 and store.stats().failures == len(connected)
     assert (store.stats().own, store.stats().near, store.stats().far) == (4000, 0, 4000)
 
 
@@ -619,9 +619,9 @@ def test_one_reader_asks_a_node_that_has_failed(clock: Any) -> None:
 
 def test_many_failing_nodes_cause_few_warnings(clock: Any) -> None:
     store = neighbours(lambda node: None, nodes=100)
-    with pytest.warns(UserWarning, match="is not asked") as said:
+    with pytest.warns(UserWarning, match="is not asked") as warned:
         assert store.read(rows(*range(0, 1000, 7))) == [b"%d" % row for row in range(0, 1000, 7)]
-    assert len(said) == 8 and len(store.stats().left_out) == 99
+    assert len(warned) == 8 and len(store.stats().left_out) == 99
 
 
 def test_errors_of_this_node_are_raised(clock: Any) -> None:

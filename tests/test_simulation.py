@@ -178,13 +178,13 @@ def test_merged_requests_equal_those_planned_batch_by_batch(seed: int) -> None:
     sample = random.integers(0, 4000, 900) if seed < 4 else np.sort(random.integers(0, 400, 900))
     order = np.lexsort((offset[sample], batch))
     some = Samples(batch, sample[order], 0 * batch, offset[sample][order], length[sample][order])
-    found = merge(some)
+    merged = merge(some)
     for number in range(7):
-        mine = sample[batch == number]
-        plan = plan_reads(np.zeros(len(mine), np.int64), offset[mine], length[mine])
-        chosen = found.batch == number
-        np.testing.assert_array_equal(found.address[chosen], plan.run_offset)
-        np.testing.assert_array_equal(found.bytes[chosen], plan.run_length)
+        in_batch = sample[batch == number]
+        plan = plan_reads(np.zeros(len(in_batch), np.int64), offset[in_batch], length[in_batch])
+        chosen = merged.batch == number
+        np.testing.assert_array_equal(merged.address[chosen], plan.run_offset)
+        np.testing.assert_array_equal(merged.bytes[chosen], plan.run_length)
 
 
 def test_a_sample_of_nodes_estimates_all_within_the_interval() -> None:
@@ -202,25 +202,25 @@ def test_a_sample_of_nodes_estimates_all_within_the_interval() -> None:
 
 
 def small(**options: Any) -> Simulation:
-    given = {"nodes": 4, "ranks": 2, "batch_size": 5, "epochs": 4, **options}
-    return simulate(planned_set(4000, 20_000, 16), Job(**given), caches=[0.0, 0.5], shuffles=Shuffles(exchange_every=3))
+    job = {"nodes": 4, "ranks": 2, "batch_size": 5, "epochs": 4, **options}
+    return simulate(planned_set(4000, 20_000, 16), Job(**job), caches=[0.0, 0.5], shuffles=Shuffles(exchange_every=3))
 
 
-def row_of(found: Simulation, order: str, cache: str) -> Row:
-    return next(row for row in found.rows if (row.order, row.cache) == (order, cache))
+def row_of(simulation: Simulation, order: str, cache: str) -> Row:
+    return next(row for row in simulation.rows if (row.order, row.cache) == (order, cache))
 
 
 def test_neighbours_leave_the_source_one_copy_of_the_set() -> None:
     """Under every order, a kept sample is read once, by the node whose part it belongs to."""
-    alone, found = small(tail="exact"), small(tail="exact", peers=True)
+    alone, shared = small(tail="exact"), small(tail="exact", peers=True)
     for order in ("global", "block", "node-local", "staged-first"):
-        row = row_of(found, order, "50 %")
-        assert row.first.requested >= found.payload_bytes == row.first.payload
+        row = row_of(shared, order, "50 %")
+        assert row.first.requested >= shared.payload_bytes == row.first.payload
         assert [epoch.source for epoch in row.later] == [0, 0, 0]
-        assert all(epoch.local + epoch.peers == found.payload_bytes for epoch in row.later)
-    assert row_of(alone, "global", "50 %").later[-1].source > 0.5 * found.payload_bytes
+        assert all(epoch.local + epoch.peers == shared.payload_bytes for epoch in row.later)
+    assert row_of(alone, "global", "50 %").later[-1].source > 0.5 * shared.payload_bytes
     exchange = row_of(alone, "node-local", "50 %").epochs[2]
-    assert exchange.source > 0.7 * found.payload_bytes > 0 == row_of(alone, "node-local", "50 %").epochs[1].source
+    assert exchange.source > 0.7 * shared.payload_bytes > 0 == row_of(alone, "node-local", "50 %").epochs[1].source
 
 
 def test_the_limit_is_the_scarce_resource() -> None:
@@ -235,13 +235,13 @@ def test_the_limit_is_the_scarce_resource() -> None:
         "requests": {"filesystem_requests": 100.0},
     }
     for binds, less in poor.items():
-        found = simulate(
+        simulation = simulate(
             planned, job, caches=[0.0], shuffles=Shuffles(("global",)), machine=Machine(**{**rich, **less})
         )
-        epoch = found.rows[0].first
+        epoch = simulation.rows[0].first
         assert epoch.binds == binds
-        assert (epoch.seconds >= found.steps * job.step_seconds) and (binds == "GPU") == (epoch.waited < 0.01)
-    bytes_each = found.rows[0].first.source
+        assert (epoch.seconds >= simulation.steps * job.step_seconds) and (binds == "GPU") == (epoch.waited < 0.01)
+    bytes_each = simulation.rows[0].first.source
     slow = simulate(planned, job, caches=[0.0], shuffles=Shuffles(("global",)), machine=Machine(filesystem=1e6))
     assert slow.rows[0].first.seconds == pytest.approx(bytes_each / 1e6, rel=0.02)
 
@@ -258,9 +258,9 @@ def test_prefetching_evens_out_single_steps() -> None:
     mean = simulate(planned, job, caches=[0.5], shuffles=stored).rows[0].epochs[-1].steps.mean
     machine, seconds = Machine(filesystem=mean / job.step_seconds, latency_seconds=0.0), []
     for prefetch in (1, 2, 20):
-        found = simulate(planned, replace(job, prefetch=prefetch), caches=[0.5], shuffles=stored, machine=machine)
-        seconds.append(found.rows[0].epochs[-1].seconds)
-    assert seconds[0] > seconds[1] > seconds[2] >= found.steps * job.step_seconds
+        simulation = simulate(planned, replace(job, prefetch=prefetch), caches=[0.5], shuffles=stored, machine=machine)
+        seconds.append(simulation.rows[0].epochs[-1].seconds)
+    assert seconds[0] > seconds[1] > seconds[2] >= simulation.steps * job.step_seconds
 
 
 def test_staging_ends_with_the_last_copy() -> None:
@@ -277,13 +277,13 @@ def test_staging_ends_with_the_last_copy() -> None:
 
 
 def test_the_result_has_plain_values(source: Path) -> None:
-    found = simulate(source, Job(2, 2, 3, epochs=2), split="train", caches=[0.0, "50%", 6000])
-    again = json.loads(json.dumps(found.to_dict()))
+    simulation = simulate(source, Job(2, 2, 3, epochs=2), split="train", caches=[0.0, "50%", 6000])
+    again = json.loads(json.dumps(simulation.to_dict()))
     assert again["is_exact"] and again["machine"]["filesystem_requests"] is None and len(again["rows"]) == 12
     assert [row["cache"] for row in again["rows"][:3]] == ["0 %", "50 %", "6 kB"]
     assert again["rows"][0]["source"] == sum(epoch["source"] for epoch in again["rows"][0]["epochs"])
     with readers.open(source, "train") as reader:
-        assert simulate(reader, Job(2, 2, 3, epochs=2), caches=[0.0, "50%", 6000]) == found
+        assert simulate(reader, Job(2, 2, 3, epochs=2), caches=[0.0, "50%", 6000]) == simulation
 
 
 @pytest.mark.parametrize(
@@ -308,9 +308,9 @@ def test_wrong_arguments_are_refused(wrong: Callable[[], Any], message: str) -> 
 
 def test_folders_have_no_shards_to_stage(tree: Path) -> None:
     with readers.open_folder(tree / "train") as reader:
-        found = simulate(reader, Job(2, 1, 3, epochs=2), caches=[0.5])
-        assert [row.order for row in found.rows] == ["global", "block", "node-local"]
-        assert any("staged-first was left out" in note for note in found.notes)
+        simulation = simulate(reader, Job(2, 1, 3, epochs=2), caches=[0.5])
+        assert [row.order for row in simulation.rows] == ["global", "block", "node-local"]
+        assert any("staged-first was left out" in note for note in simulation.notes)
         with pytest.raises(ValueError, match="no list of shards"):
             simulate(reader, Job(), shuffles=Shuffles(("staged-first",)))
 

@@ -24,11 +24,11 @@ def prose(path: Path) -> str:
 
 def anchors(path: Path) -> set[str]:
     """The anchors of the headings of a page, as code forges and MyST make them."""
-    found: list[str] = []
+    names: list[str] = []
     for heading in re.findall(r"^#+ +(.*?) *$", prose(path), re.MULTILINE):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
-        found.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
-    return {*found}
+        names.append(re.sub(r"[^\w\- ]", "", words).replace(" ", "-"))
+    return {*names}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
@@ -60,7 +60,7 @@ def test_the_figure_shows_the_table() -> None:
 
     page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
     rows = rows_of(page)
-    assert len(rows) >= 6 and {name for name, _, ours in rows if ours} >= {"ImageLoader"}
+    assert len(rows) >= 6 and {name for name, _, is_ours in rows if is_ours} >= {"ImageLoader"}
     assert FIGURE.read_text(encoding="utf-8") == drawn(page), "run  python docs/site/chart.py"
 
 
@@ -73,6 +73,6 @@ def test_links_of_a_page_are_rewritten_for_the_site(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "examples/README.md").touch()
     text = "[a](../README.md#x) [b](../examples) [s](seeds/x.md) [`c`](../cache/) [d](https://x.y/z) `[g](../cache)`\n"
-    found = rewritten(text, tmp_path / "docs", tmp_path, tmp_path / "docs")
+    page = rewritten(text, tmp_path / "docs", tmp_path, tmp_path / "docs")
     expected = "[a](index.md#x) [b](howto.md#training-scripts) s `c` [d](https://x.y/z) `[g](../cache)`\n"
-    assert found == expected
+    assert page == expected

@@ -98,7 +98,7 @@ def test_commands_and_options_in_the_text_exist(path: Path) -> None:
     every = set().union(*OPTIONS.values()) | THEIRS
     for code in spans(path):
         words = code.partition(" -- ")[0].split()
-        options = {found[0] for word in words if (found := re.match(r"--[a-z][a-z0-9-]*", word))}
+        options = {match[0] for word in words if (match := re.match(r"--[a-z][a-z0-9-]*", word))}
         if words[:1] == ["packer"] and len(words) > 1 and re.fullmatch("[a-z][a-z-]+", words[1]):
             assert words[1] in OPTIONS, f"{path.name}: `{code}`: there is no such command"
             assert options <= OPTIONS[words[1]], f"{path.name}: `{code}`: {options - OPTIONS[words[1]]}"

@@ -82,7 +82,7 @@ def table_layout(suffix: str) -> Layout:
 
     def truth(root: Path) -> Found:
         of = tree_found(None, lambda place: b"mask %d" % place if place % 2 else None)
-        splits = {name: [(f"{name}/{key}", *rest) for key, *rest in its] for name, its in of.splits.items()}
+        splits = {name: [(f"{name}/{key}", *rest) for key, *rest in samples] for name, samples in of.splits.items()}
         return Found(splits, CLASSES, ("image", "mask"))
 
     return Layout(tabulated, truth, whole=True, folder=True)
@@ -199,18 +199,18 @@ def test_names_without_a_split_form_one_split(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "expected"),
+    ("case", "expected"),
     [
         ("several formats", "shards of several formats"),
         ("a shard of a packed set", "train-02.tar: a shard of a packed set"),
         ("a damaged shard", "val-00.tar"),
     ],
 )
-def test_folders_that_are_refused(tmp_path: Path, what: str, expected: str) -> None:
+def test_folders_that_are_refused(tmp_path: Path, case: str, expected: str) -> None:
     root = folder_of(tmp_path / "shards")
-    if what == "several formats":
+    if case == "several formats":
         SHARDS["recordio"](root / "train-02", range(3))
-    elif what == "a shard of a packed set":
+    elif case == "a shard of a packed set":
         packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
         next((tmp_path / "out").glob("train*.tar")).rename(root / "train-02.tar")
     else:

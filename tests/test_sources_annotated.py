@@ -393,9 +393,9 @@ REFUSED: list[tuple[Callable[..., Path], str, bytes, str]] = [
 @pytest.mark.parametrize(("write", "name", "text", "message"), REFUSED)
 def test_malicious_lists_are_refused(tmp_path: Path, write: Any, name: str, text: bytes, message: str) -> None:
     root = tree_of(write(tmp_path / "set"), {name: text})
-    said = refusal(root, **({"label_column": "identity"} if write is celeba else {}))
-    assert message in said and len(said) < 700, said
-    assert write is not yolo or said.count(name) == 1, f"does not name the file once: {said}"
+    error = refusal(root, **({"label_column": "identity"} if write is celeba else {}))
+    assert message in error and len(error) < 700, error
+    assert write is not yolo or error.count(name) == 1, f"does not name the file once: {error}"
 
 
 def of_two(**more: Any) -> bytes:
@@ -455,8 +455,8 @@ def test_a_malicious_annotation_is_a_bad_sample(
     tmp_path: Path, write: Any, name: str, text: bytes, message: str
 ) -> None:
     root = tree_of(write(tmp_path / "set"), {name: text})
-    said = pack_error(root, tmp_path / "out")
-    assert OF_SAMPLE[write] in said and message in said, said
+    error = pack_error(root, tmp_path / "out")
+    assert OF_SAMPLE[write] in error and message in error, error
     result = packer.convert(root, "tar", tmp_path / "rest", run=packer.Run(workers=1, on_error="skip"))
     assert (result.samples, result.left_out["skipped"]) == ({coco_of: 2, voc: 3, yolo: 4}[write], 1)
 
@@ -580,10 +580,10 @@ def test_dali_reads_the_same_boxes_and_labels(tmp_path: Path) -> None:
     built = pipeline()
     built.build()
     their_boxes, labels, ids = built.run()
-    ours = values(packer.open_source(root), "val")
-    assert len(ours) == 12
+    samples = values(packer.open_source(root), "val")
+    assert len(samples) == 12
     for i in range(12):
-        read = ours[f"{int(np.array(ids.at(i)).item()):06d}"]
+        read = samples[f"{int(np.array(ids.at(i)).item()):06d}"]
         assert np.array_equal(read["boxes"], their_boxes.at(i).reshape(-1, 4))
         names = [CATEGORIES[label - 1]["name"] for label in labels.at(i).ravel()]  # as in the file, from 1
         assert [CLASSES[label] for label in read["box_labels"]] == names
@@ -601,12 +601,12 @@ def test_pycocotools_reads_the_same_masks(tmp_path: Path) -> None:
     images = {number: f"{number}.jpg" for number in range(6)}
     files = {f"val2017/{name}": make_jpeg(number, (side, side)) for number, name in images.items()}
     root = tree_of(tmp_path / "coco", {**files, OF_COCO: pack_json(instances(images, *notes, width=side, height=side))})
-    theirs, ours = cocotools.COCO(str(root / OF_COCO)), values(packer.open_source(root), "val")
+    reference, samples = cocotools.COCO(str(root / OF_COCO)), values(packer.open_source(root), "val")
     for number in images:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # from the way it makes arrays
-            expected = theirs.annToMask(theirs.anns[number]) > 0
-        read = ours[str(number)]["mask"] > 0
+            expected = reference.annToMask(reference.anns[number]) > 0
+        read = samples[str(number)]["mask"] > 0
         edge = expected ^ np.roll(expected, 1, 0) | expected ^ np.roll(expected, -1, 0)
         edge |= expected ^ np.roll(expected, 1, 1) | expected ^ np.roll(expected, -1, 1)
         assert not (expected ^ read)[~edge].any(), "they may differ only at the outline, where pycocotools rounds"
@@ -634,9 +634,9 @@ def test_a_large_coco_file_is_listed_part_by_part(tmp_path: Path) -> None:
         packer.open_source(tree_of(tmp_path, {**files, OF_COCO: pack_json(instances(images, *notes))})), "val"
     )
     for number in range(100):
-        its = [item for item in notes if item["image_id"] == number]
-        assert read[f"{number:05d}"]["boxes"][:, 0].tolist() == [item["bbox"][0] for item in its]
-        assert read[f"{number:05d}"]["json"]["instances"] == its
+        of_image = [item for item in notes if item["image_id"] == number]
+        assert read[f"{number:05d}"]["boxes"][:, 0].tolist() == [item["bbox"][0] for item in of_image]
+        assert read[f"{number:05d}"]["json"]["instances"] == of_image
 
 
 def test_numbers_across_the_chunks_of_a_coco_file_are_complete(tmp_path: Path) -> None:
@@ -820,8 +820,8 @@ def test_missing_paths_of_data_yaml_are_a_warning(tmp_path: Path) -> None:
 )
 def test_splits_that_cannot_be_followed_are_refused(tmp_path: Path, yaml: str, line: bytes, message: str) -> None:
     tree_of(tmp_path / "outside", {"0.jpg": PICTURES[0]})
-    said = refusal(flat_set(tmp_path / "set", yaml, **({"one.txt": line} if line else {})))
-    assert message in said and len(said) < 700, said
+    error = refusal(flat_set(tmp_path / "set", yaml, **({"one.txt": line} if line else {})))
+    assert message in error and len(error) < 700, error
 
 
 def test_labels_beside_their_images_are_read_like_those_of_labelimg(tmp_path: Path) -> None:

@@ -154,8 +154,8 @@ def test_links(tmp_path: Path) -> None:
         "b/about.jpg": "a link that leads back to itself",
         "b/self.jpg": "a link that leads back to itself",
     }
-    one, two = [("a/1", "b/hard", "b/soft", "b/chain"), (f"a/{far}", "b/far")]
-    expected = dict.fromkeys(one, PICTURES[0]) | dict.fromkeys(two, PICTURES[1])
+    near, distant = [("a/1", "b/hard", "b/soft", "b/chain"), (f"a/{far}", "b/far")]
+    expected = dict.fromkeys(near, PICTURES[0]) | dict.fromkeys(distant, PICTURES[1])
     for path in (archive, write(tmp_path / "y.tar.xz", lzma.compress(archive.read_bytes()))):
         assert {key: image for key, (_, (image,)) in content(path)["train"].items()} == expected
 
@@ -239,25 +239,25 @@ def test_truncated_tars(tmp_path: Path, suffix: str) -> None:
 def test_a_wrong_gzip_checksum_is_named(tmp_path: Path) -> None:
     gz = bytearray(COMPRESS["tar.gz"](tar_of(ONE)))
     gz[-8] ^= 1
-    said = refusal(write(tmp_path / "x.tar.gz", bytes(gz)))
-    assert re.search(r"truncated or corrupt gzip data, \d+ bytes into its content: CRC", said)
+    error = refusal(write(tmp_path / "x.tar.gz", bytes(gz)))
+    assert re.search(r"truncated or corrupt gzip data, \d+ bytes into its content: CRC", error)
 
 
 def test_bytes_after_an_archive(tree: Path, tmp_path: Path) -> None:
-    one, two = tar_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0])), tar_of(("a/2.jpg", PICTURES[1]))
+    first, second = tar_of(("a/1.jpg", PICTURES[0]), ("b/1.jpg", PICTURES[0])), tar_of(("a/2.jpg", PICTURES[1]))
     for suffix in ("tar", "tar.gz"):
-        joined = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + two)))
+        joined = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](first + second)))
         assert [*joined.splits["train"].keys] == ["a/1", "b/1", "a/2"] and joined.warnings == []
         assert "two members are called 'a/1.jpg'" in refusal(
-            write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + one))
+            write(tmp_path / f"x.{suffix}", COMPRESS[suffix](first + first))
         )
-        listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](one + b"something else".ljust(512, b"."))))
+        listing = listed(write(tmp_path / f"x.{suffix}", COMPRESS[suffix](first + b"something else".ljust(512, b"."))))
         assert len(listing.splits["train"]) == 2
         assert listing.warnings == [
             f"{tmp_path}/x.{suffix}: the bytes after the end of the archive, from byte 10,240 on, are ignored"
         ]
     # concatenated gzip members, as from pigz -i and parallel packers, are one stream
-    parts = b"".join(gzip.compress(one[i : i + 700]) for i in range(0, len(one), 700))
+    parts = b"".join(gzip.compress(first[i : i + 700]) for i in range(0, len(first), 700))
     assert not listed(write(tmp_path / "y.tgz", parts)).warnings
 
 
@@ -294,9 +294,9 @@ def test_captions_in_an_archive_are_fields_as_in_a_folder_of_archives(tmp_path: 
     for suffix in ("tar", "tar.gz"):
         (tmp_path / suffix).mkdir()
         path = write(tmp_path / suffix / f"00000.{suffix}", COMPRESS[suffix](tar_of(*files)))
-        one, folder = found(packer.open_source(path)), found(packer.open_source(tmp_path / suffix))
-        assert one == folder and one.fields == ("image", "json", "txt")
-        assert one.splits["train"][0][2][1:] == (b'{"width": 40}', b"a cat")
+        archive, folder = found(packer.open_source(path)), found(packer.open_source(tmp_path / suffix))
+        assert archive == folder and archive.fields == ("image", "json", "txt")
+        assert archive.splits["train"][0][2][1:] == (b'{"width": 40}', b"a cat")
     assert packer.open_source(path, layout="tree").list(None).fields == {"image": "image"}
 
 
@@ -308,8 +308,8 @@ def test_a_decompression_bomb_is_refused(tmp_path: Path) -> None:
     packing = zstandard.ZstdCompressor().compressobj()
     zeros = bytes(16 << 20)
     data = packing.compress(bytes(sized)) + b"".join(packing.compress(zeros) for _ in range(96)) + packing.flush()
-    said = refusal(write(tmp_path / "x.tar.zst", data))
-    assert "unpack to more than 1000 times as many: a decompression bomb" in said
+    error = refusal(write(tmp_path / "x.tar.zst", data))
+    assert "unpack to more than 1000 times as many: a decompression bomb" in error
 
 
 def test_a_tree_with_files_called_cls_is_not_a_webdataset_shard(tmp_path: Path) -> None:
@@ -319,11 +319,11 @@ def test_a_tree_with_files_called_cls_is_not_a_webdataset_shard(tmp_path: Path) 
 
 def entries(data: bytes) -> list[int]:
     """The position of the entries of a zip's central directory."""
-    found, place = [], data.find(b"PK\1\2")
+    places, place = [], data.find(b"PK\1\2")
     while place >= 0:
-        found.append(place)
+        places.append(place)
         place = data.find(b"PK\1\2", place + 4)
-    return found
+    return places
 
 
 @pytest.mark.skipif(shutil.which("zip") is None, reason="no zip command here")
@@ -398,15 +398,15 @@ def test_bombs_in_a_zip(tmp_path: Path) -> None:
     packed_bytes = struct.unpack_from("<I", data, second + 20)[0]
     struct.pack_into("<I", data, second + 24, 0xFFFFFFF0)
     bomb = write(tmp_path / "x.zip", bytes(data))
-    said = pack_error(bomb, tmp_path / "a")
-    assert f"a/2.jpg: states 4294967280 bytes, more than {packed_bytes} can unpack" in said
+    error = pack_error(bomb, tmp_path / "a")
+    assert f"a/2.jpg: states 4294967280 bytes, more than {packed_bytes} can unpack" in error
     with readers.open(pack(bomb, tmp_path / "b", on_error="skip")) as reader:
         assert list(reader.keys) == ["a/1", "b/1"]
     third = entries(bytes(data))[2]
     overlapping = data[:]
     struct.pack_into("<I", overlapping, third + 42, 10)
-    said = refusal(write(tmp_path / "x.zip", bytes(overlapping)))
-    assert "overlap at byte 10: damaged, or a decompression bomb" in said
+    error = refusal(write(tmp_path / "x.zip", bytes(overlapping)))
+    assert "overlap at byte 10: damaged, or a decompression bomb" in error
     struct.pack_into("<I", data, third + 20, 0xFFFFFF00)
     with pytest.raises(SourceError, match=r"'b/1\.jpg' ends at byte \d+, but the archive at \d+"):
         listed(write(tmp_path / "x.zip", bytes(data)))

@@ -76,7 +76,7 @@ def write_parquet(path: Path, rows: Sequence[dict[str, Any]], features: Any = FE
     """A file as written by `datasets`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     kinds = {"image": IMAGES, "label": pa.int64(), "mask": IMAGES}
-    table = pa.table({name: pa.array([its.get(name) for its in rows], kinds.get(name)) for name in rows[0]})
+    table = pa.table({name: pa.array([values.get(name) for values in rows], kinds.get(name)) for name in rows[0]})
     if features is not None:
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
     pq.write_table(table, path, **{"row_group_size": 2} | options)
@@ -163,8 +163,8 @@ def test_several_sets_in_a_repository(tmp_path: Path) -> None:
     for name in ("large", "small"):
         write_parquet(tmp_path / name / "train-00000-of-00001.parquet", [row(0)])
     (tmp_path / "README.md").write_text("# Two")
-    said = refusal(tmp_path)
-    assert "has 2 data sets: large, small; name" in said and f"packer convert {tmp_path}/large" in said
+    error = refusal(tmp_path)
+    assert "has 2 data sets: large, small; name" in error and f"packer convert {tmp_path}/large" in error
     assert list(packer.open_source(tmp_path / "small").list(None).splits) == ["train"]
 
 
@@ -267,18 +267,18 @@ def test_sets_written_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     for number in range(2):
         part = made.shard(2, number, contiguous=True)
         part.to_parquet(tmp_path / "set" / "data" / f"train-{number:05d}-of-00002.parquet")
-    theirs = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
+    loaded = datasets.load_dataset(str(tmp_path / "set"), split="train", cache_dir=str(tmp_path / "cache"))
     packer.convert(tmp_path / "set", "hdf5", tmp_path / "out", run=packer.Run(workers=1))
-    plain = theirs.cast_column("image", datasets.Image(decode=False))
-    expected = [(its["image"]["path"][:-4], its["label"], its["image"]["bytes"]) for its in plain]
+    plain = loaded.cast_column("image", datasets.Image(decode=False))
+    expected = [(item["image"]["path"][:-4], item["label"], item["image"]["bytes"]) for item in plain]
     assert unpacked(tmp_path / "out") == expected and len(expected) == 9
     with readers.open(tmp_path / "out") as reader:
-        assert tuple(reader.classes) == tuple(theirs.features["label"].names)
+        assert tuple(reader.classes) == tuple(loaded.features["label"].names)
 
     datasets.DatasetDict(train=made).save_to_disk(tmp_path / "saved")
-    said = pack_error(tmp_path / "saved", tmp_path / "no", SourceError)
-    assert "of Hugging Face's save_to_disk, run  python -c " in said
-    line = next(text for text in said.splitlines() if "python -c" in text).partition("python -c ")[2]
+    error = pack_error(tmp_path / "saved", tmp_path / "no", SourceError)
+    assert "of Hugging Face's save_to_disk, run  python -c " in error
+    line = next(text for text in error.splitlines() if "python -c" in text).partition("python -c ")[2]
     (code,) = shlex.split(line)
     monkeypatch.chdir(tmp_path)
     exec(code, {})
@@ -300,8 +300,8 @@ def image_folder(root: Path, suffix: str, above: bool) -> Path:
     if above:
         write_table(root / f"metadata.{suffix}", rows["train"] + rows["test"])
     else:
-        for split, its in rows.items():
-            write_table(root / split / f"metadata.{suffix}", its)
+        for split, entries in rows.items():
+            write_table(root / split / f"metadata.{suffix}", entries)
     return root
 
 
@@ -346,8 +346,8 @@ def test_folders_without_labels(tmp_path: Path) -> None:
 def test_a_name_that_leads_outside(tmp_path: Path, column: str, name: str) -> None:
     root = tree_of(tmp_path / "set", {"0.jpg": PICTURES[0]})
     write_table(root / "metadata.jsonl", [{"file_name": "0.jpg"}, {"file_name": "0.jpg", column: name}])
-    said = refusal(root)
-    assert "line 2: " in said and "does not name a file below the folder" in said
+    error = refusal(root)
+    assert "line 2: " in error and "does not name a file below the folder" in error
 
 
 # --- MosaicML's streaming -----------------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ def write_mds(
             files.append((f"{name}.{compression.partition(':')[0]}", PACK[compression](data)))
         (root / files[-1][0]).write_bytes(files[-1][1])
         described = [
-            {"basename": name, "bytes": len(its), "hashes": {"sha1": hashlib.sha1(its).hexdigest()}}
-            for name, its in files
+            {"basename": name, "bytes": len(content), "hashes": {"sha1": hashlib.sha1(content).hexdigest()}}
+            for name, content in files
         ]
         info = {"column_encodings": list(columns.values()), "column_names": list(columns), "format": "mds"}
         info |= {"column_sizes": [SIZES.get(how) for how in columns.values()], "compression": compression}
@@ -535,13 +535,13 @@ def test_mds_written_by_the_package(tmp_path: Path, compression: str | None) -> 
             vector = np.arange(number + 1, dtype=np.int16)
             writer.write(value | {"vector": vector, "pixels": Image.fromarray(PIXELS[number % 2])})
     (samples,) = found(packer.open_source(tmp_path / "set")).splits.values()
-    theirs = streaming.StreamingDataset(local=str(tmp_path / "set"), shuffle=False, batch_size=1)
-    assert len(samples) == len(theirs) == len(PICTURES)
+    reference = streaming.StreamingDataset(local=str(tmp_path / "set"), shuffle=False, batch_size=1)
+    assert len(samples) == len(reference) == len(PICTURES)
     for number, (_, label, (image, caption, more, vector)) in enumerate(samples):
-        its = theirs[number]
-        assert (label, (caption or b"").decode()) == (its["label"], its["caption"])
-        assert image == PICTURES[number] and np.array_equal(decode_field("array", vector or b""), its["vector"])
-        assert np.array_equal(decoded(more), np.asarray(its["pixels"]))
+        item = reference[number]
+        assert (label, (caption or b"").decode()) == (item["label"], item["caption"])
+        assert image == PICTURES[number] and np.array_equal(decode_field("array", vector or b""), item["vector"])
+        assert np.array_equal(decoded(more), np.asarray(item["pixels"]))
 
 
 # --- FFCV ---------------------------------------------------------------------------------------------------------

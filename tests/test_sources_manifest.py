@@ -112,9 +112,9 @@ def test_arrays_of_a_column_have_one_dtype(tree: Path, tmp_path: Path, as_text: 
     manifest = write_table(tree / "m.jsonl", rows)
     source = packer.open_source(manifest, fields={"v:array": "v", "w:array": "w", "e:array": "e"})
     with readers.open(pack(source, tmp_path / "out")) as reader:
-        found = [decode_field("array", reader.read(i, "v")) for i in range(4)]
-        assert [value.tolist() for value in found] == values[:4] and not reader.has(4, "v")
-        assert {value.dtype for value in found} == {np.dtype(np.float64)}
+        arrays = [decode_field("array", reader.read(i, "v")) for i in range(4)]
+        assert [value.tolist() for value in arrays] == values[:4] and not reader.has(4, "v")
+        assert {value.dtype for value in arrays} == {np.dtype(np.float64)}
         assert all(decode_field("array", reader.read(0, name)).dtype == np.int64 for name in ("w", "e"))
 
 
@@ -200,14 +200,14 @@ def test_splits(tree: Path) -> None:
         listed(manifest, "test")
     assert list(listed(write_csv(tree / "n.csv", [("path",), (image_name(0),)]), "test").splits) == ["test"]
     for bad in ("", "a/b", "..", "a b"):
-        said = refusal(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
-        assert "line 2: " in said and "cannot be the name of a split" in said
+        error = refusal(write_csv(tree / "m.csv", [("path", "split"), (image_name(0), bad)]))
+        assert "line 2: " in error and "cannot be the name of a split" in error
 
 
 def test_splits_that_differ_by_case_alone_are_refused(tree: Path, tmp_path: Path) -> None:
     manifest = write_csv(tree / "m.csv", [("path", "split"), (image_name(0), "VAL"), (image_name(1), "val")])
-    said = pack_error(manifest, tmp_path / "out", SourceError)
-    assert "has the splits 'VAL' and 'val', whose names differ only in case" in said
+    error = pack_error(manifest, tmp_path / "out", SourceError)
+    assert "has the splits 'VAL' and 'val', whose names differ only in case" in error
 
 
 def test_the_same_image_twice(tree: Path) -> None:
@@ -247,8 +247,8 @@ def test_images_in_another_folder_are_searched_by_name(
     line = ["convert", str(manifest), "--to", "tar", "-o", str(tmp_path / "out"), "--workers", "1"]
     with pytest.raises(SystemExit) as stopped:
         main(line)
-    said = capsys.readouterr().err
-    assert stopped.value.code == 1 and f"{tmp_path}/1.jpg" in said and "--folder DIR" in said, said
+    output = capsys.readouterr().err
+    assert stopped.value.code == 1 and f"{tmp_path}/1.jpg" in output and "--folder DIR" in output, output
     with pytest.raises(SystemExit) as stopped:
         main([*line, "--folder", str(tree / "images/cat")])
     assert not stopped.value.code and "1 class" in capsys.readouterr().out

@@ -196,7 +196,7 @@ def test_a_manifest_with_files_and_addresses_stays_a_manifest(tmp_path: Path) ->
 
 # --- servers at fault ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("answers", "asked", "waits"),
+    ("answers", "requests", "waits"),
     [
         ([respond(500), respond(502), respond(504), OURS], 4, 3),
         ([respond(429, Retry_After="7"), OURS], 2, 1),
@@ -206,11 +206,11 @@ def test_a_manifest_with_files_and_addresses_stays_a_manifest(tmp_path: Path) ->
     ],
     ids=["several", "429 with Retry-After", "truncated", "no answer", "redirect"],
 )
-def test_temporary_failures_are_retried(server: Server, answers: list[Answer], asked: int, waits: int) -> None:
+def test_temporary_failures_are_retried(server: Server, answers: list[Answer], requests: int, waits: int) -> None:
     slept: list[float] = []
     server.answers["/1.jpg"] = answers
     data = fetcher(slept).fetch(server.url + "/1.jpg")
-    assert data in (PICTURES["/1.jpg"], PICTURES["/2.jpg"]) and server.asked["/1.jpg"] == asked
+    assert data in (PICTURES["/1.jpg"], PICTURES["/2.jpg"]) and server.asked["/1.jpg"] == requests
     assert len([seconds for seconds in slept if seconds > 0.1]) == waits
 
 
@@ -364,13 +364,13 @@ def test_images_ahead_take_bounded_memory(server: Server, addresses: Path, monke
         respond(200, PICTURES["/0.jpg"])(request)
 
     server.answers["/0.jpg"] = [wait]
-    wanted = [place for place, _ in places(source.list(None), "train")]
+    expected = [place for place, _ in places(source.list(None), "train")]
     with source.open() as reader:
-        reader.expect(wanted)
+        reader.expect(expected)
         threading.Timer(0.5, first.set).start()
-        read = [reader.read(wanted[0], Arena(lambda: None))[0]]
+        read = [reader.read(expected[0], Arena(lambda: None))[0]]
         assert sum(server.asked.values()) <= 5
-        read += [reader.read(place, Arena(lambda: None))[0] for place in wanted[1:]]
+        read += [reader.read(place, Arena(lambda: None))[0] for place in expected[1:]]
     assert read == [*PICTURES.values()]
 
 

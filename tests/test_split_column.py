@@ -45,14 +45,14 @@ def hub(root: Path, as_class: bool) -> Path:
     """Two files of two splits, which the column overrides."""
     features = {"fold": {"_type": "ClassLabel", "names": ["fold0", "fold1", "fold2"]}} if as_class else {}
     for name, part in (("train", slice(0, 3)), ("test", slice(3, 5))):
-        found = pa.table({
+        content = pa.table({
             "image": [{"bytes": image, "path": None} for image in IMAGES[part]],
             "label": [i % 2 for i in range(5)][part],
             "fold": [int(fold[-1]) if as_class else fold for fold in FOLDS[part]],
         })  # fmt: skip
         (root / "data").mkdir(exist_ok=True)
         metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-        pq.write_table(found.replace_schema_metadata(metadata), root / "data" / f"{name}-00000-of-00001.parquet")
+        pq.write_table(content.replace_schema_metadata(metadata), root / "data" / f"{name}-00000-of-00001.parquet")
     return root
 
 

@@ -36,7 +36,6 @@ from cache.stores.copied import CopyStats
 from packer.testing.samples import overwrite
 from readers import Ranks
 from readers.augment import Resize
-from readers.loader import ImageLoader
 from readers.opening.packed import open_copied
 from readers.order import NodeLocal, Order, Shuffled, StagedFirst, staged_first
 from readers.staging import StageOptions, set_files
@@ -61,17 +60,17 @@ def test_a_copy_equals_the_set_and_is_reused(
     assert_whole(local, source)  # cleanup="never" is the default
     monkeypatch.undo()
     for verify in (False, True):
-        with (again := readers.stage(source, tmp_path, verify=verify)) as found:
-            assert found == local and again.counts.copied == 0 and again.counts.damaged == 0
+        with (again := readers.stage(source, tmp_path, verify=verify)) as reused:
+            assert reused == local and again.counts.copied == 0 and again.counts.damaged == 0
             assert again.counts.found == first.counts.copied
 
 
 def test_eight_processes_copy_once(source: Path, tmp_path: Path) -> None:
     processes = [start(source, tmp_path, bytes_per_second=150_000) for _ in range(8)]
     results = [result(process) for process in processes]
-    assert len({one["path"] for one in results}) == 1
-    assert sum(one["copied_bytes"] for one in results) == size_of(source)
-    assert sorted(one["copied"] > 0 for one in results) == [False] * 7 + [True]
+    assert len({outcome["path"] for outcome in results}) == 1
+    assert sum(outcome["copied_bytes"] for outcome in results) == size_of(source)
+    assert sorted(outcome["copied"] > 0 for outcome in results) == [False] * 7 + [True]
     assert_whole(Path(results[0]["path"]), source)
 
 
@@ -102,7 +101,7 @@ def test_the_choice_of_a_target(source: Path, tmp_path: Path, monkeypatch: pytes
     assert not local.exists()
     assert f"not {tmp_path / 'missing'}: no such directory" in notes
     assert f"staging to {tmp_path / 'here'} (" in notes and "named by $TMPDIR" in notes
-    targets = [str(one.path) for one in candidates(None, {"SLURM_TMPDIR": "/a", "TMPDIR": "/b", "USER": "me"})]
+    targets = [str(place.path) for place in candidates(None, {"SLURM_TMPDIR": "/a", "TMPDIR": "/b", "USER": "me"})]
     assert targets == ["/a", "/b", "/mnt/bb/me", "/local", "/scratch/local", "/dev/shm"]
     assert [str(target.path) for target in candidates("$X/${Y}z", {"X": "/x", "Y": "y"})] == ["/x/yz"]
 
@@ -196,9 +195,9 @@ def sets(tree: Path, pack: Callable[..., Path]) -> list[Path]:
 def test_least_recently_used_copies_make_room(sets: list[Path], tmp_path: Path) -> None:
     quota = 2 * max(map(size_of, sets)) + 1000
     local = []
-    for second, one in enumerate((0, 1, 0, 2), 1_000_000_000):  # set1 is then the least recently used
+    for second, number in enumerate((0, 1, 0, 2), 1_000_000_000):  # set1 is then the least recently used
         notes = Notes()
-        local.append(staged(sets[one], tmp_path, quota_bytes=quota, watcher=notes))
+        local.append(staged(sets[number], tmp_path, quota_bytes=quota, watcher=notes))
         os.utime(local[-1] / ".staging/users", (second, second))
     assert not local[1].exists() and f"quota: removed {local[1]}" in notes
     assert_whole(local[0], sets[0])
@@ -213,11 +212,11 @@ def test_copies_in_use_are_never_removed(sets: list[Path], tmp_path: Path) -> No
     wait_for(
         lambda: any(copy.in_use and copy.bytes == copy.wanted_bytes for copy in packer.staged_copies(tmp_path)), ""
     )
-    with readers.stage(sets[1], tmp_path) as mine:
+    with readers.stage(sets[1], tmp_path) as in_use:
         refused(r"the quota is [\d,]+; in use: set-\w+, set-", sets[2], tmp_path, quota_bytes=quota)
         cleaned = packer.clean_staged(target=tmp_path)
         assert not cleaned.removed and len(cleaned.kept) == 2
-        assert_whole(mine, sets[1])
+        assert_whole(in_use, sets[1])
     other.kill()
     other.communicate()
     with readers.stage(sets[2], tmp_path, quota_bytes=quota) as path:
@@ -226,11 +225,11 @@ def test_copies_in_use_are_never_removed(sets: list[Path], tmp_path: Path) -> No
 
 
 def test_the_last_user_or_a_command_cleans_up(sets: list[Path], tmp_path: Path) -> None:
-    with readers.stage(sets[0], tmp_path, cleanup="atexit") as one:
+    with readers.stage(sets[0], tmp_path, cleanup="atexit") as first:
         with readers.stage(sets[0], tmp_path, cleanup="atexit") as two:
-            assert one == two
-        assert_whole(one, sets[0])
-    assert not one.exists() and sorted(path.name for path in one.parent.iterdir()) == [".packer-staged", "lock"]
+            assert first == two
+        assert_whole(first, sets[0])
+    assert not first.exists() and sorted(path.name for path in first.parent.iterdir()) == [".packer-staged", "lock"]
     local = [staged(source, tmp_path) for source in sets[:2]]
     assert len(packer.clean_staged(target=tmp_path, dry_run=True).removed) == 2 and local[0].exists()
     assert [copy.path for copy in packer.clean_staged(sets[0], tmp_path).removed] == [str(local[0])]
@@ -398,12 +397,12 @@ def test_paths_of_a_manifest() -> None:
 
 
 def test_locks(tmp_path: Path) -> None:
-    one, two = FlockFile(tmp_path / "lock"), FlockFile(tmp_path / "lock")
-    assert one.take() and one.take() and not two.take() and not two.take(shared=True) and is_locked(tmp_path / "lock")
-    one.release()
-    assert one.take(shared=True) and two.take(shared=True) and is_locked(tmp_path / "lock")
-    one.release()
-    two.release()
+    a, b = FlockFile(tmp_path / "lock"), FlockFile(tmp_path / "lock")
+    assert a.take() and a.take() and not b.take() and not b.take(shared=True) and is_locked(tmp_path / "lock")
+    a.release()
+    assert a.take(shared=True) and b.take(shared=True) and is_locked(tmp_path / "lock")
+    a.release()
+    b.release()
     assert not is_locked(tmp_path / "lock") and not is_locked(tmp_path / "none")
     assert not FlockFile(tmp_path / "no/such/folder").take()
     (tmp_path / "link").symlink_to(tmp_path / "lock")
@@ -447,8 +446,8 @@ def test_as_files_it_is_the_original_tree(tree: Path, tmp_path: Path, monkeypatc
         patch.setattr(copies, "MAX_RECORD_BYTES", 1000)
         with pytest.raises(readers.StagingError, match="the limit is 1,000"):
             staged(source, tmp_path / "other", form="files")
-    with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as found:
-        assert found == local and again.counts.copied == 0 and again.counts.found == first.counts.copied == 45
+    with (again := readers.stage(source, tmp_path / "node", form="files", verify=True)) as reused:
+        assert reused == local and again.counts.copied == 0 and again.counts.found == first.counts.copied == 45
     with readers.stage(source, tmp_path / "node") as shards:
         assert shards != local and local.is_dir(), "one copy of the set replaced the other"
     assert len(packer.clean_staged(local, tmp_path / "node").removed) == 1, "not found by the printed directory"
@@ -682,7 +681,7 @@ def test_readers_in_step_with_staging_read_the_copy_without_waiting(
 
     monkeypatch.setattr(session, "transfer", gated)
     shares = {}
-    for name, one in (("first", order), ("global", Shuffled(36, 3))):
+    for name, epoch_order in (("first", order), ("global", Shuffled(36, 3))):
         options = {"order": order} if name == "first" else {}
         gate = threading.Semaphore(1)
         with readers.stage(source, tmp_path / name, background=True, threads=1, **options) as local:
@@ -694,12 +693,16 @@ def test_readers_in_step_with_staging_read_the_copy_without_waiting(
                 wait_for(lambda: sum(map(reader.store.copy.has, range(9))) >= arrived, "a shard")
                 reader.store.close()  # check the copy now, not in a second
 
-            read_epoch(reader, one, one_more)
+            read_epoch(reader, epoch_order, one_more)
             shares[name] = reader.store.stats().local_share
     assert shares["first"] == 1.0 and 0.3 < shares["global"] < 0.8
 
 
-def loaders(order: Order, local: Path, source: Path, world: int) -> list[ImageLoader]:
+def loaders(order: Order, local: Path, source: Path, world: int) -> list[Any]:
+    """One ImageLoader a rank; skips the test without PyTorch."""
+    pytest.importorskip("torch")
+    from readers.loader import ImageLoader
+
     return [
         ImageLoader(
             open_staged(local, source, FOREVER), BATCH, order=order, ranks=Ranks(rank, world, "exact"),
@@ -739,8 +742,8 @@ def test_readers_stop_waiting(source: Path, order: StagedFirst, tmp_path: Path) 
     """With a leader that copies nothing, and without a leader; after a failed wait no reader waits again."""
     local = staged(source, tmp_path, background=True, order=order, bytes_per_second=10_000)
     lock = FlockFile(local / ".staging/leader")
-    for patience, held in ((0.2, True), (FOREVER, False)):
-        assert not held or lock.take()
+    for patience, locked in ((0.2, True), (FOREVER, False)):
+        assert not locked or lock.take()
         reader = open_staged(local, source, patience)
         assert len(reader.read(0))
         waited = reader.store.stats().waited_seconds
@@ -813,14 +816,14 @@ def test_every_way_to_read_is_counted(source: Path, tmp_path: Path, backend: Any
         reader = readers.open(local, "train", fallback=source, backend=backend)
         assert isinstance(reader, readers.Reader) and reader.store.stats() == CopyStats()
         assert reader.store.stats().local_share == 0
-        here = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.copy.has(n))
+        copied = sum(shard.samples for n, shard in enumerate(reader.split_info.shards) if reader.store.copy.has(n))
         reader.read_many(list(range(-36, 0)))
-        assert (reader.store.stats().local, reader.store.stats().source) == (here, 36 - here) and 0 < here < 36
+        assert (reader.store.stats().local, reader.store.stats().source) == (copied, 36 - copied) and 0 < copied < 36
         assert len(list(reader.stream())) == len(list(reader)) == 36
         for index in (0, -1):
             reader.read(index)
-        assert (reader.store.stats().local, reader.store.stats().source) == (3 * here + 1, 3 * (36 - here) + 1)
-        assert reader.store.stats().local_share == (3 * here + 1) / 110
+        assert (reader.store.stats().local, reader.store.stats().source) == (3 * copied + 1, 3 * (36 - copied) + 1)
+        assert reader.store.stats().local_share == (3 * copied + 1) / 110
         assert pickle.loads(pickle.dumps(reader)).store.stats() == CopyStats()
         for index in (36, -37):
             for read in (reader.read, lambda i: reader.read_many([i])):
@@ -836,9 +839,7 @@ def test_incompatible_options(source: Path, order: StagedFirst, tmp_path: Path) 
         open_staged(source, source, float("nan"))
     other = StagedFirst(np.array([0, 5, 36]))
     refused("no split has the 2 shards with 36 samples", source, tmp_path, background=True, order=other)
-    token = ImageLoader(
-        readers.open(source, "train"), 4, augment=[Resize((8, 8))], ranks=Ranks(rank=0, world_size=1)
-    ).state_dict()
+    token = loaders(Shuffled(36), source, source, 1)[0].state_dict()
     with pytest.raises(readers.ResumeError, match="cannot continue with kind=staged-first"):
         readers.stage(source, tmp_path, background=True, order=order, resume=token).__enter__()
     assert not list(tmp_path.iterdir())

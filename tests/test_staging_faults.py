@@ -68,8 +68,8 @@ def test_dying_leaders_are_followed(source: Path, tmp_path: Path) -> None:
         chosen.communicate()
         processes.remove(chosen)
     results = [result(process) for process in processes]
-    assert {one["path"] for one in results} == {str(copy_of(tmp_path))}
-    assert sum(one["found"] for one in results) > 0
+    assert {outcome["path"] for outcome in results} == {str(copy_of(tmp_path))}
+    assert sum(outcome["found"] for outcome in results) > 0
     assert_whole(Path(results[0]["path"]), source)
 
 
@@ -347,8 +347,8 @@ def test_the_rank_that_copies_reports(source: Path, tmp_path: Path) -> None:
         environ = {**os.environ, **{f"SLURM_{name}": value for name, value in slurm.items()}}
         return run_packer("stage", source, "--target", tmp_path, env=environ, check=True).stderr
 
-    said = said_by("1")
-    assert f"staging to {tmp_path}" in said and "files copied" in said
+    output = said_by("1")
+    assert f"staging to {tmp_path}" in output and "files copied" in output
     assert said_by("1") == "", "the first rank does not report the complete copy"
     assert "already there" in said_by("0")
 
@@ -396,24 +396,24 @@ def test_each_node_stages_its_part_once(source: Path, tmp_path: Path) -> None:
     options = json.dumps({"part": "node", "bytes_per_second": 4 * SLOWLY})
     nodes = []
     for node in range(NODES):
-        given = json.dumps([node, NODES, RANKS, SCRIPT, str(source), str(tmp_path), options])
-        command = in_namespace([sys.executable, "-c", NODE, given], tmp_path)
+        arguments = json.dumps([node, NODES, RANKS, SCRIPT, str(source), str(tmp_path), options])
+        command = in_namespace([sys.executable, "-c", NODE, arguments], tmp_path)
         nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    said: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     for process in nodes:
         out, errors = process.communicate(timeout=2 * DEADLINE)
         assert process.returncode == 0, errors
-        said.append(json.loads(out))
+        reports.append(json.loads(out))
     files = set_files(source)
-    for node, one in enumerate(said):
+    for node, report in enumerate(reports):
         options = StageOptions(part=(node, NODES))
         expected = {file.path: file.bytes for file in files.shards(options)}
-        assert one["shards"] == expected
-        assert sorted(rank["copied"] > 0 for rank in one["staged"]) == [False] * (RANKS - 1) + [True]
-        moved = sum(rank["copied_bytes"] for rank in one["staged"])
+        assert report["shards"] == expected
+        assert sorted(rank["copied"] > 0 for rank in report["staged"]) == [False] * (RANKS - 1) + [True]
+        moved = sum(rank["copied_bytes"] for rank in report["staged"])
         assert moved == sum(expected.values()) + sum(f.bytes for f in [*files.index(options), files.head])
-        assert one["read"] == [said[0]["read"][0]] * RANKS and len(one["read"][0]) == 36
-    assert len({rank["path"] for one in said for rank in one["staged"]}) == 1
+        assert report["read"] == [reports[0]["read"][0]] * RANKS and len(report["read"][0]) == 36
+    assert len({rank["path"] for report in reports for rank in report["staged"]}) == 1
     assert list(tmp_path.iterdir()) == []  # it existed only in their namespaces
 
 
@@ -422,8 +422,8 @@ def test_two_jobs_stage_one_set_at_once(source: Path, tmp_path: Path) -> None:
     uses."""
     two = start(source, tmp_path, {"SLURM_JOB_ID": "2"}, cleanup="atexit", bytes_per_second=SLOWLY, linger=DEADLINE)
     wait_for(lambda: leader_of(tmp_path), "the one that copies")
-    one = start(source, tmp_path, {"SLURM_JOB_ID": "1"}, cleanup="atexit", splits=["train"], bytes_per_second=SLOWLY)
-    first = result(one)
+    job = start(source, tmp_path, {"SLURM_JOB_ID": "1"}, cleanup="atexit", splits=["train"], bytes_per_second=SLOWLY)
+    first = result(job)
     wait_for(lambda: all(copy.bytes == copy.wanted_bytes for copy in packer.staged_copies(tmp_path)), "the other job")
     local = Path(first["path"])
     wait_for((local / "dataset.json").exists, "the end of its copying")

@@ -56,8 +56,8 @@ ORDERS: dict[str, Callable[[], Order]] = {
 def rows_and_pixels(batches: Any) -> tuple[list[int], torch.Tensor]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        found = list(batches)
-    return [row for _, rows in found for row in rows.tolist()], torch.cat([images for images, _ in found])
+        listed = list(batches)
+    return [row for _, rows in listed for row in rows.tolist()], torch.cat([images for images, _ in listed])
 
 
 @pytest.mark.parametrize(("name", "workers"), [("shuffled", 2), ("weighted", 0), ("mixed", 0), ("bucketed", 2)])
@@ -70,8 +70,8 @@ def test_every_consumer_uses_the_same_substitutes(damaged: readers.Reader, name:
     batches = DataLoader(
         dataset, batch_sampler=EpochBatchSampler(make(), dataset, batch_size=BATCH), num_workers=workers
     )
-    found, same = rows_and_pixels(batches)
-    assert found == expected and torch.equal(same, pixels)
+    rows, same = rows_and_pixels(batches)
+    assert rows == expected and torch.equal(same, pixels)
     source = Source(damaged, BATCH, order=make(), on_error="substitute")
     assert [int(row) for step in range(source.batches(0)) for row in source.batch(0, step)[-1].ravel()] == expected
     if isinstance(make(), Stepped):

@@ -107,8 +107,8 @@ def test_invalid_expressions_on_columns(table: Path, packed: Path, tmp_path: Pat
 
 def test_the_viewer_finds_samples_by_a_column(packed: Path) -> None:
     with packer.view(packed) as viewing, Client(viewing.url) as client:
-        found = client.where("train", 'patient == "P1"').json
-        values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
+        document = client.where("train", 'patient == "P1"').json
+        values = np.frombuffer(client.get(document["url"]).body, "<u4", offset=document["start"])
         assert values.tolist() == [2, 3, 4]
         wrong = client.where("train", 'patiemt == "P1"')
         assert wrong.status == 400 and "did you mean patient" in wrong.error
@@ -128,7 +128,7 @@ JSON = st.none() | NUMBERS | st.text("xyz", max_size=3) | st.lists(NUMBERS, max_
 @given(st.lists(st.dictionaries(st.sampled_from("ab"), JSON), min_size=2, max_size=6), st.integers(-3, 3))
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # on a busy machine
 def test_members_of_any_type_compare_as_python_compares_numbers(members: list[dict[str, Any]], number: int) -> None:
-    payloads = [(str(i), json.dumps(one).encode()) for i, one in enumerate([*members, {"a": 1}])]
+    payloads = [(str(i), json.dumps(member).encode()) for i, member in enumerate([*members, {"a": 1}])]
     facts = TableFacts(Table.of([key for key, _ in payloads]), columns=lambda names: json_columns(payloads, names))
     values = [json.loads(data).get("a") for _, data in payloads]
     expected = [isinstance(value, (int, float)) and value < number for value in values]
@@ -136,11 +136,11 @@ def test_members_of_any_type_compare_as_python_compares_numbers(members: list[di
 
 
 def groups_of(root: Path) -> dict[str, set[str]]:
-    found = {}
+    groups = {}
     for split in packer.table(root).splits:
         with readers.open(root, split) as reader:
-            found[split] = {json.loads(bytes(reader.read(i, "json")))["patient"] for i in range(len(reader))}
-    return found
+            groups[split] = {json.loads(bytes(reader.read(i, "json")))["patient"] for i in range(len(reader))}
+    return groups
 
 
 @pytest.mark.parametrize("stratify", [False, True])
@@ -151,9 +151,9 @@ def test_no_group_is_in_two_splits(table: Path, packed: Path, tmp_path: Path, st
     packer.split(tmp_path / "some", shares, tmp_path / "split", **options)
     convert(table, tmp_path / "dealt", "hdf5", fractions=shares, where=known, **options)
     for root in (tmp_path / "split", tmp_path / "dealt"):
-        found = groups_of(root)
-        assert found["train"] | found["val"] == {"P0", "P1", "P2", "P3", "P4", "P5"}
-        assert not found["train"] & found["val"] and packer.verify(root).ok
+        groups = groups_of(root)
+        assert groups["train"] | groups["val"] == {"P0", "P1", "P2", "P3", "P4", "P5"}
+        assert not groups["train"] & groups["val"] and packer.verify(root).ok
     assert groups_of(tmp_path / "split") == groups_of(tmp_path / "dealt"), "the seed alone does not decide"
     assert packer.table(tmp_path / "split").counts in ({"train": 7, "val": 4}, {"train": 6, "val": 5})
     made = packer.split(packed, {"train": 0.7, "val": 0.3}, tmp_path / "folders", group="folder")
@@ -197,11 +197,11 @@ def test_the_commands_report_the_actual_shares(table: Path, tmp_path: Path) -> N
 def test_groups_stay_together_and_the_shares_are_close(
     samples: list[tuple[int, int]], shares: tuple[float, ...], seed: int
 ) -> None:
-    groups, classes = (np.unique([one[i] for one in samples], return_inverse=True)[1].astype(np.int64) for i in (0, 1))
-    found = deal_groups(groups, classes, shares, seed)
-    assert (found == deal_groups(groups, classes, shares, seed)).all()
-    assert all(len(set(found[groups == group].tolist())) == 1 for group in range(int(groups.max()) + 1))
+    groups, classes = (np.unique([row[i] for row in samples], return_inverse=True)[1].astype(np.int64) for i in (0, 1))
+    dealt = deal_groups(groups, classes, shares, seed)
+    assert (dealt == deal_groups(groups, classes, shares, seed)).all()
+    assert all(len(set(dealt[groups == group].tolist())) == 1 for group in range(int(groups.max()) + 1))
     alone = deal_groups(groups, np.zeros_like(classes), shares, seed)
     off = np.abs(np.bincount(alone, minlength=len(shares)) - np.array(shares) * len(groups))
     assert off.max() <= np.bincount(groups).max() + 1
-    assert len(set(found.tolist())) == min(len(shares), int(groups.max()) + 1)
+    assert len(set(dealt.tolist())) == min(len(shares), int(groups.max()) + 1)

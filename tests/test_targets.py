@@ -49,10 +49,10 @@ def table(root: Path, suffix: str, values: list[Any], column: str = "score") -> 
 
 def hub(root: Path, values: list[Any], feature: Any = None) -> Path:
     root.mkdir(exist_ok=True)
-    found = pa.table({"image": [{"bytes": image, "path": None} for image in IMAGES], "score": values})
+    content = pa.table({"image": [{"bytes": image, "path": None} for image in IMAGES], "score": values})
     features = {"score": feature} if feature else {}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
-    pq.write_table(found.replace_schema_metadata(metadata), root / "train.parquet", row_group_size=2)
+    pq.write_table(content.replace_schema_metadata(metadata), root / "train.parquet", row_group_size=2)
     return root
 
 

@@ -77,5 +77,5 @@ def test_decoders_agree(tf: Any, reader: Any) -> None:
     """Of 255; TensorFlow repeats chroma of half the size unless an option says otherwise."""
     for i in range(3):
         data = bytes(reader.read(i))
-        theirs = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True).numpy()
-        assert np.abs(theirs.astype(int) - decode_image(data)).max() <= 1
+        pixels = tf.io.decode_jpeg(data, channels=3, dct_method="INTEGER_ACCURATE", fancy_upscaling=True).numpy()
+        assert np.abs(pixels.astype(int) - decode_image(data)).max() <= 1

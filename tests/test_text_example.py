@@ -61,14 +61,14 @@ def test_an_image_shows_its_letters(text: ModuleType) -> None:
 def test_a_set_is_the_same_again_and_has_true_folders(text: ModuleType, tmp_path: Path) -> None:
     written = text.write_text(tmp_path / "a", 70, workers=2)
     assert text.write_text(tmp_path / "b", 70, workers=1) == written
-    found = {path.relative_to(tmp_path / "a"): path.read_bytes() for path in (tmp_path / "a").rglob("*.jpg")}
-    assert found == {path.relative_to(tmp_path / "b"): path.read_bytes() for path in (tmp_path / "b").rglob("*.jpg")}
-    assert len(found) == len(set(found.values())) == 70 and {path.parent.name for path in found} == {"with", "without"}
+    files = {path.relative_to(tmp_path / "a"): path.read_bytes() for path in (tmp_path / "a").rglob("*.jpg")}
+    assert files == {path.relative_to(tmp_path / "b"): path.read_bytes() for path in (tmp_path / "b").rglob("*.jpg")}
+    assert len(files) == len(set(files.values())) == 70 and {path.parent.name for path in files} == {"with", "without"}
     assert 14e3 < written / 70 < 18e3
     with pytest.raises(FileExistsError, match="name a new folder"):
         text.write_text(tmp_path / "a", 1)
     text.write_text(tmp_path / "c", 1, seed=1)
-    assert next((tmp_path / "c").rglob("*.jpg")).read_bytes() not in found.values()
+    assert next((tmp_path / "c").rglob("*.jpg")).read_bytes() not in files.values()
 
 
 @pytest.mark.parametrize(

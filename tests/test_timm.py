@@ -39,18 +39,18 @@ def timm() -> Any:
 
 
 def test_the_interface_that_timm_expects_of_a_reader(reader: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = TimmReader(reader)
-    file, label = ours[4]
-    assert (file.read(), label, len(ours)) == (bytes(reader.read(4)), int(reader.labels[4]), COUNT)
-    assert ours.filename(4) == reader.name(4) and ours.filename(4, basename=True) == reader.name(4).split("/")[-1]
-    assert len(ours.filenames()) == COUNT and ours.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
+    timms = TimmReader(reader)
+    file, label = timms[4]
+    assert (file.read(), label, len(timms)) == (bytes(reader.read(4)), int(reader.labels[4]), COUNT)
+    assert timms.filename(4) == reader.name(4) and timms.filename(4, basename=True) == reader.name(4).split("/")[-1]
+    assert len(timms.filenames()) == COUNT and timms.class_to_idx == {"class0": 0, "class1": 1, "class2": 2}
 
     def fail(index: int) -> bytes:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(reader, "read", fail)
     with pytest.raises(BadSampleError, match="Input/output error"):
-        ours[4]
+        timms[4]
 
 
 def test_a_data_set_has_our_images_and_names(timm: Any, reader: Any) -> None:

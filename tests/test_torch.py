@@ -145,10 +145,10 @@ def test_images_decoded_into_their_batch_equal_those_of_samples(
         loaders = []
         for collate in (plain, None, dataset.collate, "stream"):
             sampler = EpochSampler(Shuffled(24, 3), dataset)
-            data, given = dataset, {"sampler": sampler, "collate_fn": collate, "batch_size": 5}
+            data, args = dataset, {"sampler": sampler, "collate_fn": collate, "batch_size": 5}
             if collate == "stream":
-                data, given = ImageStream(dataset, sampler, 5, drop_last=False), {"batch_size": None}  # type: ignore[assignment]
-            loaders.append(list(DataLoader(data, num_workers=workers, **given)))  # type: ignore[arg-type]
+                data, args = ImageStream(dataset, sampler, 5, drop_last=False), {"batch_size": None}  # type: ignore[assignment]
+            loaders.append(list(DataLoader(data, num_workers=workers, **args)))  # type: ignore[arg-type]
         for batches in zip(*loaders, strict=True):
             values = [[*(batch.values() if isinstance(batch, dict) else batch)] for batch in batches]
             assert [type(batch) for batch in batches] == [dict if isinstance(fields, dict) else list] * 4
@@ -162,7 +162,7 @@ def test_a_batch_is_decoded_in_one_call_where_its_samples_are_not_used_otherwise
 ) -> None:
     native, calls = pytest.importorskip("readers.coefficients.native"), []
     resize = native.resize
-    monkeypatch.setattr(native, "resize", lambda some, *given: calls.append(len(some)) or resize(some, *given))
+    monkeypatch.setattr(native, "resize", lambda some, *args: calls.append(len(some)) or resize(some, *args))
     reader = of_codec(tmp_path, pack).select(indices=range(4))
 
     class Own(ImageDataset):
@@ -185,8 +185,8 @@ def test_a_batch_is_decoded_in_one_call_where_its_samples_are_not_used_otherwise
         dataset = kind(reader, ops, **options)  # type: ignore[arg-type]
         wrapped = {"subset": Subset(dataset, range(4)), "stack": Subset(StackDataset(dataset, list("abcd")), range(4))}
         collate_fn = dataset.collate if collate == "own" else None if collate in wrapped else collate
-        given = wrapped.get(collate, dataset)  # type: ignore[call-overload]
-        (batch,) = DataLoader(given, 4, collate_fn=collate_fn)  # type: ignore[arg-type]
+        args = wrapped.get(collate, dataset)  # type: ignore[call-overload]
+        (batch,) = DataLoader(args, 4, collate_fn=collate_fn)  # type: ignore[arg-type]
         batch = batch[0] if collate == "stack" else batch
         assert calls == expected and batch[0].shape[1:] == ((3, 48, 48) if options is not blanked else (1,))
         calls.clear()
@@ -356,7 +356,7 @@ def test_concatenated_data_sets_replace_bad_samples_within_each_set_and_order(da
     order = Weighted((np.arange(COUNT) % 20) < 10, samples=200, seed=3)
     keys = [key for _, some in DataLoader(ConcatDataset(sets), 10, sampler=EpochSampler(order)) for key in some]
     allowed = {damaged.keys[i] for i in range(COUNT) if i % 20 < 10 and i not in BAD}
-    assert len(keys) == 200 and {*keys} <= allowed and all(one.bad_samples for one in sets)
+    assert len(keys) == 200 and {*keys} <= allowed and all(dataset.bad_samples for dataset in sets)
 
 
 # --- in threads ---------------------------------------------------------------------------------------------------
@@ -386,9 +386,9 @@ def by_processes(reader: readers.Reader, workers: int = 2) -> DataLoader[Any]:
     return DataLoader(dataset, BATCH, sampler=sampler, num_workers=workers, drop_last=True)
 
 
-def same(found: Any, expected: Any) -> bool:
+def same(made: Any, expected: Any) -> bool:
     return all(
-        torch.equal(a, b) for one, other in zip(found, expected, strict=True) for a, b in zip(one, other, strict=True)
+        torch.equal(a, b) for row, other in zip(made, expected, strict=True) for a, b in zip(row, other, strict=True)
     )
 
 
@@ -516,7 +516,7 @@ def test_the_decoder_of_a_data_set(
     calls: list[str] = []
     for name in ("decode_jpeg", "resize"):
         kept = getattr(native, name)
-        monkeypatch.setattr(native, name, lambda *given, kept=kept, name=name: calls.append(name) or kept(*given))
+        monkeypatch.setattr(native, name, lambda *args, kept=kept, name=name: calls.append(name) or kept(*args))
     with readers.open(pack(tree_of(tmp_path / "images", {"c/0.jpg": make_jpeg(1, (90, 70))}))) as reader:
         for transform in (None, [Resize((24, 24))]):
             expected = ImageDataset(reader, transform)[0][0]

@@ -45,7 +45,7 @@ def test_three_diagnoses_and_the_figures_of_the_article(run: Callable[..., str])
     assert printed.count("the device has work") == 3 and len(printed.splitlines()[-1].split(",")) == 3
     lines = re.findall(r"^(.+?) +([\d.]+) +([\d.]+) +\d+% +\d+%$", printed, re.MULTILINE)
     assert [(name, article) for name, article, _ in lines][:5:4] == [("the step alone", "3.45"), ("as it is", "0.89")]
-    assert len(lines) == 8 and all(float(here) > 0 for _, _, here in lines)
+    assert len(lines) == 8 and all(float(figure) > 0 for _, _, figure in lines)
 
 
 @pytest.mark.timing

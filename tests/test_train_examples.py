@@ -132,8 +132,8 @@ def test_invalid_arguments_are_reported_before_training(
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         train(*words)
-    said = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)
-    assert message in said and not list(tmp_path.glob("run.*"))
+    error = capsys.readouterr().err if ended.value.code == 2 else str(ended.value.code)
+    assert message in error and not list(tmp_path.glob("run.*"))
 
 
 def test_images_of_other_sizes_need_another_crop(

@@ -117,11 +117,11 @@ def attempt(lightning: Any, reader: Any, folder: Path, kind: str, fit: Fit, chec
     own = ImageLoader(reader, 7, shuffle=False, fields=("index", "image"), threads=1)
     validation = {"own": own, "same": loader}.get(fit.validates)
 
-    def hooked(*given: Any, **named: Any) -> Any:
+    def hooked(*args: Any, **kwargs: Any) -> Any:
         if len(module.seen) == fit.dies:
             trainer.save_checkpoint(folder / "stopped.ckpt")
             raise Stopped
-        return hook(*given, **named)
+        return hook(*args, **kwargs)
 
     def run() -> None:
         trainer.fit(module, loader, validation, ckpt_path=checkpoint)
@@ -414,36 +414,36 @@ def test_accelerate_on_two_processes(accelerate: Any, reader: Any, tmp_path: Pat
         assert ours.prepare(loader) is loader and (loader.rank, loader.world_size, len(loader)) == (rank, 2, 3)
         assert next(iter(loader))[1].device.type == ours.device.type
         loader.set_epoch(0)
-        found = {"ours": trained(loader)}
-        one: dict[str, Any] = {"rank": 0, "world_size": 1}
+        by_way = {"ours": trained(loader)}
+        single: dict[str, Any] = {"rank": 0, "world_size": 1}
         for number, (options, _) in enumerate(SHARED):
-            found[str(number)] = trained(accelerator(**options).prepare(make(reader, "plain 0", **one)), 2)
-        prepared = ours.prepare(make(reader, "plain 0", **one))
+            by_way[str(number)] = trained(accelerator(**options).prepare(make(reader, "plain 0", **single)), 2)
+        prepared = ours.prepare(make(reader, "plain 0", **single))
         prepared.set_epoch(1)
-        found["skipped"] = [(1, batch[0].tolist()) for batch in ours.skip_first_batches(prepared, 2)]
-        again = make(reader, "plain 2", **one)
-        again.sampler.load_state_dict(EpochSampler(ORDER, reader, **one).state_after(16) | {"epoch": 1})
+        by_way["skipped"] = [(1, batch[0].tolist()) for batch in ours.skip_first_batches(prepared, 2)]
+        again = make(reader, "plain 2", **single)
+        again.sampler.load_state_dict(EpochSampler(ORDER, reader, **single).state_after(16) | {"epoch": 1})
         prepared = ours.prepare(again)
         with pytest.raises(TrainerError, match=r"accelerate begins epoch 0, .*with  loader.set_epoch\(1\)"):
             next(iter(prepared))
         prepared.set_epoch(1)
-        found["resumed"] = [(1, batch[0].tolist()) for batch in prepared]
+        by_way["resumed"] = [(1, batch[0].tolist()) for batch in prepared]
         short = ImageDataset(reader.select(indices=range(29)), fields=("index", "image"))
-        stream = ImageStream(short, EpochSampler(Shuffled(29, 1), short, **one), 4, drop_last=True)
-        found["stream"] = trained(ours.prepare(DataLoader(stream, batch_size=None)), 2)
-        return found
+        stream = ImageStream(short, EpochSampler(Shuffled(29, 1), short, **single), 4, drop_last=True)
+        by_way["stream"] = trained(ours.prepare(DataLoader(stream, batch_size=None)), 2)
+        return by_way
 
     parts = on_ranks(work, tmp_path)
-    found = {name: together([part[name] for part in parts]) for name in parts[0]}
-    check(found["ours"], ranks=2)
+    by_way = {name: together([part[name] for part in parts]) for name in parts[0]}
+    check(by_way["ours"], ranks=2)
     for number, (_, whole) in enumerate(SHARED):
         for epoch in range(2):
-            samples = [sample for e, batch in found[str(number)] if e == epoch for sample in batch]
+            samples = [sample for e, batch in by_way[str(number)] if e == epoch for sample in batch]
             assert sorted(samples) == sorted(positions(epoch, 0, whole)), SHARED[number]
     for name in ("skipped", "resumed"):
-        assert sorted(sample for _, batch in found[name] for sample in batch) == sorted(positions(1, 16, 24)), name
+        assert sorted(sample for _, batch in by_way[name] for sample in batch) == sorted(positions(1, 16, 24)), name
     for epoch in range(2):
-        samples = [sample for e, batch in found["stream"] if e == epoch for sample in batch]
+        samples = [sample for e, batch in by_way["stream"] if e == epoch for sample in batch]
         assert len(samples) == len({*samples}) == 28
 
 
@@ -499,7 +499,7 @@ def test_accelerate_distributes_the_batches_of_all_ranks(accelerate: Any, reader
     parts = on_ranks(work, tmp_path)
     for epoch in range(2):
         batches = list(zip(*(part[0][epoch] for part in parts), strict=True))
-        assert all(len({*BUCKETS[[*one, *other]].tolist()}) == 1 and len(one) == len(other) for one, other in batches)
+        assert all(len({*BUCKETS[[*a, *other]].tolist()}) == 1 and len(a) == len(other) for a, other in batches)
         assert {sample for step in batches for batch in step for sample in batch} == {*range(COUNT)}
     assert all(part[1] == part[0][1][4:] for part in parts)
 
@@ -646,11 +646,11 @@ def test_the_trainer_on_two_ranks(transformers: Any, reader: Any, packed: Path, 
         def two(rank: int) -> Any:
             counted: list[list[int]] = []
             options = {"eval_strategy": "steps", "eval_steps": 2, "save_total_limit": 1, "label_names": ["labels"]}
-            given = {
+            arguments = {
                 "eval_dataset": ImageDataset(validation, fields=NAMES),
-                "compute_metrics": lambda found: counted.append(sorted(found.label_ids.tolist())) or {},
+                "compute_metrics": lambda evaluation: counted.append(sorted(evaluation.label_ids.tolist())) or {},
             }
-            evaluated = train(reader, tmp_path / "evaluated", given=given, **options)[0]
+            evaluated = train(reader, tmp_path / "evaluated", given=arguments, **options)[0]
             by_sampler = train(reader, tmp_path / "sampler", ours=False)[0]
             return evaluated, by_sampler, train(reader, tmp_path, 5)[0], counted
 
@@ -658,7 +658,7 @@ def test_the_trainer_on_two_ranks(transformers: Any, reader: Any, packed: Path, 
     rest, _ = train(reader, tmp_path, start=5, batch=2 * BATCH)
     for number, more in ((0, []), (1, []), (2, rest)):
         check(together([part[number] for part in parts]) + more, ranks=2)
-    assert all(len(part[3]) > 3 and all(found == list(range(7)) for found in part[3]) for part in parts)
+    assert all(len(part[3]) > 3 and all(evaluation == list(range(7)) for evaluation in part[3]) for part in parts)
 
 
 @pytest.mark.parametrize("other", [{"batch": 2}, {"gradient_accumulation_steps": 2}])
@@ -706,12 +706,12 @@ def test_the_trainer_stops_at_random(transformers: Any, reader: Any, tmp_path: P
     whole, losses = train(reader, tmp_path, learning_rate=0.01)
     for _ in range(40):
         seen: Seen = []
-        found: list[float] = []
+        all_losses: list[float] = []
         while len(seen) < len(whole):
             stop = min(len(seen) + draw.randint(1, 9), len(whole))
             more, values = train(reader, tmp_path, stop, len(seen), learning_rate=0.01)
-            seen, found, stops = seen + more, found + values, stops + 1
-        assert (seen, found) == (whole, losses)
+            seen, all_losses, stops = seen + more, all_losses + values, stops + 1
+        assert (seen, all_losses) == (whole, losses)
     print(f"\n{stops} stops of the Trainer: 0 lost, 0 twice, the losses of an undisturbed run")
 
 

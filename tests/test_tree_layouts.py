@@ -72,12 +72,12 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_tree_of_another_layout_is_refused_with_the_correct_command(tmp_path: Path, case: str) -> None:
-    names, what, command = CASES[case]
+    names, reason, command = CASES[case]
     root = layout_of(tmp_path / "in", *names)
     with pytest.raises(SourceError) as refusal:
         packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
     message = str(refusal.value)
-    assert what in message and command.format(root=root) in message and "layout='tree'" in message, message
+    assert reason in message and command.format(root=root) in message and "layout='tree'" in message, message
     assert not (tmp_path / "out").exists()
 
     right = message.partition("packer convert ")[2].partition(";")[0].split(" --split ")

@@ -362,13 +362,13 @@ PROVOKERS: dict[str, Provoke] = LINES | {
 def test_a_message_is_as_quoted_on_the_page(name: str, place: Place) -> None:
     """The output, or the final error, in one line."""
     try:
-        said = PROVOKERS[name](place)
+        output = PROVOKERS[name](place)
     except (Exception, SystemExit) as error:
-        said = str(error)
-    assert isinstance(said, str), f"{name} raises no error: {said!r:.200}"
-    said = " ".join(said.split())
-    found = [quoted for quoted in QUOTED if re.search(".*?".join(map(re.escape, quoted.split("…"))), said)]
-    assert len(found) == 1, f"docs/troubleshooting.md has {found or 'no quotation'} for: {said}"
+        output = str(error)
+    assert isinstance(output, str), f"{name} raises no error: {output!r:.200}"
+    output = " ".join(output.split())
+    quotations = [quoted for quoted in QUOTED if re.search(".*?".join(map(re.escape, quoted.split("…"))), output)]
+    assert len(quotations) == 1, f"docs/troubleshooting.md has {quotations or 'no quotation'} for: {output}"
 
 
 def test_every_quotation_is_provoked() -> None:

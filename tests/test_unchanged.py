@@ -119,15 +119,15 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], readers.Re
 
 
 def whole_epoch(reader: readers.Reader, ops: Sequence[Op], **options: Any) -> torch.Tensor:
-    given: dict[str, Any] = {"order": Sequential(len(reader)), "threads": 2, **options}
-    loader = ImageLoader(reader, 4, **grouped({"augment": ops, "decode": "unchanged", **given}))
+    arguments: dict[str, Any] = {"order": Sequential(len(reader)), "threads": 2, **options}
+    loader = ImageLoader(reader, 4, **grouped({"augment": ops, "decode": "unchanged", **arguments}))
     return torch.cat([images for images, _ in loader])
 
 
 def arrays(images: torch.Tensor) -> npt.NDArray[Any]:
     """The arrays of a set: [n, height, width], or [n, height, width, channels] with several channels."""
-    found = images.permute(0, 2, 3, 1).contiguous().numpy()
-    return found[..., 0] if found.shape[3] == 1 else found
+    pixels = images.permute(0, 2, 3, 1).contiguous().numpy()
+    return pixels[..., 0] if pixels.shape[3] == 1 else pixels
 
 
 # --- results ------------------------------------------------------------------------------------------------------
@@ -135,10 +135,10 @@ def arrays(images: torch.Tensor) -> npt.NDArray[Any]:
 def test_images_keep_their_depth_and_channels_and_crops_and_flips_move_the_values(sets: Any, name: str) -> None:
     reader, expected = sets(name), np.stack([KINDS[name].image(i) for i in range(COUNT)])
     for layout in ("channels_last", "NCHW", "NHWC"):
-        found = whole_epoch(reader, [], layout=layout)
-        found = found.permute(0, 3, 1, 2) if layout == "NHWC" else found
-        assert found.shape[:2] == (COUNT, max(1, KINDS[name].channels)) and np.array_equal(arrays(found), expected)
-        assert found.dtype == ImageLoader(reader, 4, decode="unchanged").dtype == torch.from_numpy(expected).dtype
+        images = whole_epoch(reader, [], layout=layout)
+        images = images.permute(0, 3, 1, 2) if layout == "NHWC" else images
+        assert images.shape[:2] == (COUNT, max(1, KINDS[name].channels)) and np.array_equal(arrays(images), expected)
+        assert images.dtype == ImageLoader(reader, 4, decode="unchanged").dtype == torch.from_numpy(expected).dtype
     box = expected[:, 5:25, 7:31]
     assert np.array_equal(arrays(whole_epoch(sets(name), [Crop(5, 7, 20, 24)])), box)
     assert np.array_equal(arrays(whole_epoch(sets(name), [Crop(5, 7, 20, 24), FLIP])), box[:, :, ::-1])
@@ -152,7 +152,7 @@ def test_images_keep_their_depth_and_channels_and_crops_and_flips_move_the_value
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_resizes_equal_pillow_in_floating_point(sets: Any, name: str, interpolation: Any) -> None:
     kind, size = KINDS[name], (23, 31)
-    found = arrays(whole_epoch(sets(name), [Resize(size, interpolation=interpolation)]))
+    resized = arrays(whole_epoch(sets(name), [Resize(size, interpolation=interpolation)]))
     method = Image.Resampling.BICUBIC if interpolation == "bicubic" else Image.Resampling.BILINEAR
     for number in range(COUNT):
         planes = np.atleast_3d(kind.image(number)).transpose(2, 0, 1).astype(np.float32)
@@ -161,7 +161,7 @@ def test_resizes_equal_pillow_in_floating_point(sets: Any, name: str, interpolat
         expected = np.clip(made, *limits).squeeze()
         # Whole values; Pillow's float32 keeps 24 of 32 bits, and 8-bit kernels round between the two passes.
         most = {"uint8": 1.5, "int32": 512.0, "float32": 1e-4}.get(kind.dtype, 0.55)
-        assert np.abs(found[number].astype(np.float64) - expected).max() <= most
+        assert np.abs(resized[number].astype(np.float64) - expected).max() <= most
 
 
 def test_16_bit_images_are_rotated_blurred_and_erased_like_floats(sets: Any) -> None:
@@ -183,30 +183,30 @@ def packed_floats(reader: readers.Reader, op: Op) -> torch.Tensor:
 
 def test_brightness_and_contrast_of_16_bit_images(sets: Any) -> None:
     reader, jitter = sets("grey of 16 bits"), ColorJitter(0.4, 0.4, 0.4, 0.2)
-    found = arrays(whole_epoch(reader, [jitter], seed=2)).astype(np.float64)
+    jittered = arrays(whole_epoch(reader, [jitter], seed=2)).astype(np.float64)
     recipe = ImageLoader(reader, 4, augment=[jitter], decode="unchanged").recipe
     many = np.arange(COUNT), np.full(COUNT, HEIGHT), np.full(COUNT, WIDTH)
     ((_, factors),) = recipe.plan(2, 0, *many).steps
     for number, (brightness, contrast, *_) in enumerate(factors.tolist()):
         bright = np.clip(values("uint16", number) * brightness, 0, 65535)
         expected = np.clip(contrast * bright + (1 - contrast) * bright.mean(), 0, 65535)
-        assert np.abs(found[number] - expected).max() <= 1.0
-    assert not np.array_equal(found[0], values("uint16", 0))
+        assert np.abs(jittered[number] - expected).max() <= 1.0
+    assert not np.array_equal(jittered[0], values("uint16", 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_floats_are_shares_of_the_largest_value(sets: Any, dtype: torch.dtype) -> None:
     for name, largest in (("grey of 12 bits", 65535), ("grey of 8 bits", 255), ("floating point", 1)):
         expected = torch.from_numpy(KINDS[name].image(3).astype(np.float32) / largest).to(dtype)
-        found = whole_epoch(sets(name), [], dtype=dtype)
+        floats = whole_epoch(sets(name), [], dtype=dtype)
         near = 1e-2 if dtype != torch.float32 else 1e-6
-        assert found.dtype == dtype and torch.allclose(found[3, 0], expected, rtol=near)
+        assert floats.dtype == dtype and torch.allclose(floats[3, 0], expected, rtol=near)
 
 
 def test_normalize_takes_a_mean_for_each_channel(sets: Any) -> None:
-    found = whole_epoch(sets("grey of 16 bits"), [Normalize((0.4,), (0.2,))])
+    normalised = whole_epoch(sets("grey of 16 bits"), [Normalize((0.4,), (0.2,))])
     expected = (values("uint16", 5) / 65535.0 - 0.4) / 0.2
-    assert found.dtype == torch.float32 and np.abs(found[5, 0].numpy() - expected).max() < 1e-5
+    assert normalised.dtype == torch.float32 and np.abs(normalised[5, 0].numpy() - expected).max() < 1e-5
     two = whole_epoch(sets("grey and alpha"), [Normalize((0.4, 0.0), (0.2, 1.0))])
     assert np.abs(two[0, 1].numpy() - values("uint8", 0, 2)[..., 1] / 255.0).max() < 1e-6
 
@@ -254,8 +254,8 @@ def test_views_and_mixtures(sets: Any) -> None:
         images, shares = next(iter(ImageLoader(reader, 4, **grouped({"augment": [*ops, op], **options}))))
         assert images.dtype == torch.uint16 and shares.shape == (4, 1)
         low, high = (torch.stack([plain, plain.roll(1, 0)]).amin(0), torch.stack([plain, plain.roll(1, 0)]).amax(0))
-        found = images.to(torch.float64)
-        assert bool(((found >= low - 1) & (found <= high + 1)).all()) and not torch.equal(found, plain)
+        pixels = images.to(torch.float64)
+        assert bool(((pixels >= low - 1) & (pixels <= high + 1)).all()) and not torch.equal(pixels, plain)
 
 
 def test_bad_samples_are_skipped_and_replaced(tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ def test_an_image_of_another_kind_than_the_first_is_a_bad_sample(tmp_path: Path)
     with pytest.raises(BadSampleError, match=r"sample 1 \(a/1\): RandAugment.* the images are uint16 with 1 channel"):
         list(loader)
     mixed = ImageLoader(reader, 3, decode="unchanged", shuffle=False)
-    says = r"of one batch differ: a/0 has 3 channels of uint8, a/1 has 1 channel of uint16; .*select"
-    with pytest.raises(BadSampleError, match=says):
+    message = r"of one batch differ: a/0 has 3 channels of uint8, a/1 has 1 channel of uint16; .*select"
+    with pytest.raises(BadSampleError, match=message):
         list(mixed)
     assert len(list(ImageLoader(reader.select(indices=[1, 2]), 2, decode="unchanged"))) == 1
 
@@ -335,8 +335,8 @@ def test_palette_indices_are_moved_without_arithmetic(tmp_path: Path) -> None:
     picture = Image.fromarray(indices, "P")
     picture.putpalette([9 * i for i in range(21)])
     reader = packed(tmp_path, {f"a/{i}.png": encoded(picture, "PNG") for i in range(2)}, decode="unchanged")
-    found = whole_epoch(reader, [Crop(2, 3, 20, 24), FLIP])
-    assert np.array_equal(found[0, 0].numpy(), indices[2:22, 3:27][:, ::-1])
+    images = whole_epoch(reader, [Crop(2, 3, 20, 24), FLIP])
+    assert np.array_equal(images[0, 0].numpy(), indices[2:22, 3:27][:, ::-1])
     for ops in ([Resize(20)], [GaussianBlur()], [Normalize((0.5,), (0.2,))]):
         with pytest.raises(BadSampleError, match="has a palette, whose indices are not values"):
             whole_epoch(reader, ops)
@@ -370,8 +370,8 @@ def test_a_data_set_that_reduces_to_8_bits_warns_once(sets: Any, workers: int, c
         warnings.simplefilter("always")
         for _ in range(2):
             assert len(list(DataLoader(dataset, 6, num_workers=workers, worker_init_fn=_show_warnings))) == 2
-    said = [str(one.message) for one in caught] + capfd.readouterr().err.splitlines()
-    assert sum("has more than 8 bits a channel" in line for line in said) in ((1,) if not workers else (1, 2))
+    warned = [str(warning.message) for warning in caught] + capfd.readouterr().err.splitlines()
+    assert sum("has more than 8 bits a channel" in line for line in warned) in ((1,) if not workers else (1, 2))
 
 
 def _show_warnings(worker: int) -> None:

@@ -128,9 +128,9 @@ def test_16_or_12_bit_grey_keeps_its_mean() -> None:
 
 
 def test_images_without_an_rgb_form_are_refused_by_name() -> None:
-    for dtype, what in ((np.float32, "floating-point"), (np.int32, "integers of 32 bits")):
+    for dtype, kind in ((np.float32, "floating-point"), (np.int32, "integers of 32 bits")):
         data = encoded(Image.fromarray(grey16().astype(dtype)), "TIFF")
-        with pytest.raises(BadSampleError, match=rf"tiff image: holds {what}.* no 8-bit RGB form.*decode='unchanged'"):
+        with pytest.raises(BadSampleError, match=rf"tiff image: holds {kind}.* no 8-bit RGB form.*decode='unchanged'"):
             decode_image(data)
     lab = encoded(Image.frombytes("LAB", (50, 40), grey16(40, 75).tobytes()), "TIFF")
     assert np.array_equal(decode_image(lab), pillow_rgb(lab)), "CIELAB has an RGB form"
@@ -192,8 +192,8 @@ def test_the_orientation_in_the_index_equals_that_of_pillow(orientation: int) ->
     for place, data in turned(orientation).items():
         expected = pillow_rgb(data)
         assert read_header(data).orientation == orientation, place
-        found = decode_image(data, None, None, expected.shape[:2])  # type: ignore[arg-type]
-        assert np.array_equal(found, expected), place
+        pixels = decode_image(data, None, None, expected.shape[:2])  # type: ignore[arg-type]
+        assert np.array_equal(pixels, expected), place
 
 
 def turned_by_pillow(data: bytes) -> tuple[int, int] | None:
@@ -224,9 +224,9 @@ def test_odd_and_damaged_exif_is_interpreted_as_by_pillow(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         size = turned_by_pillow(data)
-        found = decode_image(data).shape[:2]
+        shape = decode_image(data).shape[:2]
     if size is not None:
-        assert found == size
+        assert shape == size
 
 
 # --- images that our parsers refuse ----------------------------------------------------------------------------------
@@ -327,9 +327,9 @@ DEEP = {
 @pytest.mark.parametrize("name", DEEP)
 def test_unchanged_gives_all_16_bits_of_all_channels(name: str) -> None:
     data, channels = DEEP[name]
-    found = decode_unchanged(data)
-    assert found.dtype == np.uint16 and found.shape == ((20, 30) if channels == 1 else (20, 30, channels))
-    assert np.array_equal(found.reshape(20, 30, channels), deep(channels))
+    pixels = decode_unchanged(data)
+    assert pixels.dtype == np.uint16 and pixels.shape == ((20, 30) if channels == 1 else (20, 30, channels))
+    assert np.array_equal(pixels.reshape(20, 30, channels), deep(channels))
     if channels == 3:
         assert np.array_equal(decode_image(data), deep(3) >> 8), "RGB takes the upper 8 of 16 bits"
 
@@ -337,15 +337,15 @@ def test_unchanged_gives_all_16_bits_of_all_channels(name: str) -> None:
 def test_unchanged_keeps_floats_signs_indices_and_masks() -> None:
     values = grey16()
     for dtype in (np.float32, np.int32):
-        found = decode_unchanged(encoded(Image.fromarray(values.astype(dtype) - 40000), "TIFF"))
-        assert found.dtype == dtype and np.array_equal(found, values.astype(dtype) - 40000)
+        pixels = decode_unchanged(encoded(Image.fromarray(values.astype(dtype) - 40000), "TIFF"))
+        assert pixels.dtype == dtype and np.array_equal(pixels, values.astype(dtype) - 40000)
     indices = (values % 21).astype(np.uint8)
     mask = Image.fromarray(indices).convert("P")
     mask.putdata(indices.ravel().tolist())
     mask.putpalette([value % 256 for value in range(0, 63 * 7, 7)])
     for kind in ("PNG", "GIF", "BMP", "TIFF"):
-        found = decode_unchanged(encoded(mask, kind))
-        assert found.dtype == np.uint8 and np.array_equal(found, indices), kind
+        pixels = decode_unchanged(encoded(mask, kind))
+        assert pixels.dtype == np.uint8 and np.array_equal(pixels, indices), kind
     bits = Image.fromarray(indices > 10)
     assert np.array_equal(decode_unchanged(encoded(bits, "PNG")), np.where(indices > 10, 255, 0))
     for mode, shape in (("L", (48, 64)), ("RGB", (48, 64, 3)), ("CMYK", (48, 64, 4))):

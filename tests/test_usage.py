@@ -64,7 +64,7 @@ def test_counters_become_rates_and_shares(machine: FakeMachine) -> None:
         "nfs /data read": 2000, "nfs /data write": 200, "lustre scratch read": 10_000, "lustre scratch write": 5,
         "io pressure": 0.25,
     }  # fmt: skip
-    full = {one.name: one.full for one in usage.series}
+    full = {series.name: series.full for series in usage.series}
     assert full["memory used"] == 1000 * 1024 and full["eth0 in"] == 125e6 and full["sda read"] is None
 
 
@@ -126,7 +126,7 @@ def test_control_groups_of_both_versions(machine: FakeMachine, membership: str) 
     assert job == {
         "job memory": 3000, "job cpus": 1.5, "job throttled": 0.0, "job disk read": 100, "job disk write": 0,
     }  # fmt: skip
-    assert next(one.full for one in usage.series if one.name == "job memory") == 8000
+    assert next(series.full for series in usage.series if series.name == "job memory") == 8000
 
 
 def test_processes_include_their_children() -> None:
@@ -186,7 +186,7 @@ def test_each_nvidia_gpu_reports_its_supported_values(machine: FakeMachine, monk
         "gpu0 busy": 0.22, "gpu0 memory": 1 << 30, "gpu0 power": 350.5, "gpu0 decoder": 0.5, "gpu0 in": 1e6,
         "gpu0 out": 1e4, "gpu1 memory": 2 << 30, "gpu1 decoder": 0.5, "gpu1 in": 1e6, "gpu1 out": 1e4,
     }  # fmt: skip
-    full = {one.name: one.full for one in sampler.usage().series}
+    full = {series.name: series.full for series in sampler.usage().series}
     assert full["gpu0 memory"] == 80 << 30 and full["gpu0 power"] == 700 and sampler.notes == ()
     calls = library.throughput_calls
     assert calls == [0, 0, 1, 1, 0, 0, 1, 1, 0, 0, 1, 1], "each call takes 20 ms, so only one GPU a sample"

@@ -90,7 +90,7 @@ def test_the_document_agrees_with_the_reader(client: Client, truth: readers.Read
 def test_orders_equal_numpy_sorts(client: Client, truth: readers.Reader) -> None:
     orders = client.get("view.json").json["splits"]["train"]["orders"]
     assert orders.pop("stored") is None
-    found = {name: client.order(order["document"]) for name, order in orders.items()}
+    received = {name: client.order(order["document"]) for name, order in orders.items()}
     heights, widths = upright_sides(truth.info)
     numbers = {
         "bytes": truth.sizes(),
@@ -99,16 +99,16 @@ def test_orders_equal_numpy_sorts(client: Client, truth: readers.Reader) -> None
         "aspect": widths / heights,
     }
     for name, values in numbers.items():
-        assert np.array_equal(found[name][0], np.argsort(values, kind="stable")), name
+        assert np.array_equal(received[name][0], np.argsort(values, kind="stable")), name
     labels = np.where(truth.labels < 0, 9, truth.labels)
-    assert np.array_equal(found["class"][0], np.argsort(labels, kind="stable"))
-    assert found["class"][1] == [[EVIL, 0, 4], ["ant", 4, 7], ["", 11, 1]]
-    assert found["media"][1] == [["jpeg", 0, 11], ["png", 11, 1]]
+    assert np.array_equal(received["class"][0], np.argsort(labels, kind="stable"))
+    assert received["class"][1] == [[EVIL, 0, 4], ["ant", 4, 7], ["", 11, 1]]
+    assert received["media"][1] == [["jpeg", 0, 11], ["png", 11, 1]]
     keys = list(truth.keys)
-    assert [keys[i] for i in found["key"][0]] == sorted(keys, key=str.encode)
-    assert [keys[i] for i in found["unlabelled"][0]] == ["lone"]
-    assert [keys[i] for i in found["duplicates"][0]] == [f"{EVIL}/2", "ant/same"]
-    assert not len(found["damaged"][0])
+    assert [keys[i] for i in received["key"][0]] == sorted(keys, key=str.encode)
+    assert [keys[i] for i in received["unlabelled"][0]] == ["lone"]
+    assert [keys[i] for i in received["duplicates"][0]] == [f"{EVIL}/2", "ant/same"]
+    assert not len(received["damaged"][0])
 
 
 def test_bars_are_runs(client: Client, truth: readers.Reader) -> None:
@@ -127,13 +127,13 @@ def test_bars_are_runs(client: Client, truth: readers.Reader) -> None:
 
 def test_a_sample_is_described_and_sent(client: Client, truth: readers.Reader) -> None:
     index = list(truth.keys).index(f"ant/{EVIL}")
-    found = client.get(f"sample/train/{index}.json").json
-    assert (found["key"], found["label"], found["class"]) == (f"ant/{EVIL}", 1, "ant") and "error" not in found
-    (field,) = found["fields"]
+    shown = client.get(f"sample/train/{index}.json").json
+    assert (shown["key"], shown["label"], shown["class"]) == (f"ant/{EVIL}", 1, "ant") and "error" not in shown
+    (field,) = shown["fields"]
     data = bytes(truth.read(index))
     assert field["file"] == f"ant/{EVIL}.png" and field["bytes"] == len(data)
     assert field["computed"] == f"{crc32c(data):08x}" and field.get("crc32c", field["computed"]) == field["computed"]
-    assert (found["header"]["width"], found["header"]["height"], found["header"]["media"]) == (60, 20, "png")
+    assert (shown["header"]["width"], shown["header"]["height"], shown["header"]["media"]) == (60, 20, "png")
     reply = client.get(f"sample/train/{index}/image")
     assert reply.body == data and reply.headers["content-type"] == "image/png"
     part = client.get(f"sample/train/{index}/image", Range="bytes=-5")
@@ -153,8 +153,8 @@ def test_thumbnails_are_upright_and_small(client: Client, truth: readers.Reader)
 def test_expressions_choose_samples(client: Client, truth: readers.Reader) -> None:
     client.order(client.get("view.json").json["splits"]["train"]["orders"]["damaged"]["document"])
     for text in ('label == "ant" and width > 40', 'matches(key, "ant*")', "width < 1"):
-        found = client.where("train", text).json
-        values = np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"])
+        reply = client.where("train", text).json
+        values = np.frombuffer(client.get(reply["url"]).body, "<u4", offset=reply["start"])
         expected = [] if text == "width < 1" else list(truth.select(where=text).keys)
         assert [truth.keys[i] for i in values] == expected
     wrong = client.where("train", "wdth > 40")
@@ -186,8 +186,8 @@ def test_texts_are_searched_and_columns_are_orders(captioned: Path) -> None:
         assert client.order("order/train/column-2.json")[1] == [["rare", 0, 1], ["", 1, 5]]
 
         def chosen(**query: str) -> tuple[list[int], Any]:
-            found = client.get("where.json?" + urlencode({"split": "train", **query})).json
-            return np.frombuffer(client.get(found["url"]).body, "<u4", offset=found["start"]).tolist(), found["runs"]
+            reply = client.get("where.json?" + urlencode({"split": "train", **query})).json
+            return np.frombuffer(client.get(reply["url"]).body, "<u4", offset=reply["start"]).tolist(), reply["runs"]
 
         cases = {"ant": [0, 2, 4], "PICTURE 3": [3], "z\u00dcrich": [0, 2, 4], "k/5": [5], "rare": [5], "none": []}
         assert {text: chosen(search=text)[0] for text in cases} == cases
@@ -248,9 +248,9 @@ def test_damage_is_found_and_reported(places: dict[str, Path], tmp_path: Path) -
 def test_samples_without_a_picture_are_reported(tmp_path: Path, zoo: Path) -> None:
     files = {"a/0.jpg": make_jpeg(1), "a/1.jpg": b"no image", "a/2.png": bomb()}
     with packer.view(tree_of(tmp_path / "tree", files)) as viewing, Client(viewing.url) as client:
-        for index, what in ((1, "cannot be read"), (2, "")):
+        for index, message in ((1, "cannot be read"), (2, "")):
             document = client.get(f"sample/train/{index}.json").json
-            assert what in document.get("error", "")
+            assert message in document.get("error", "")
             for path in (f"thumb/train/{index}", f"sample/train/{index}/image?as=png"):
                 reply = client.get(path)
                 assert reply.status == 415 and reply.error

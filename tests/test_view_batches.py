@@ -61,9 +61,9 @@ def test_pixels_equal_those_of_the_loader(client: Client, root: Path, texts: lis
             for _ in loader:
                 break
         images, index = [(images, index) for images, index in loader][2]
-    found = client.get(asked(seed=9, epoch=3, batch=2, batch_size=5, ranks=2, rank=1, op=texts)).json
-    assert [sample["index"] for sample in found["samples"]] == index.tolist()
-    for sample, expected in zip(found["samples"], images.numpy(), strict=True):
+    document = client.get(asked(seed=9, epoch=3, batch=2, batch_size=5, ranks=2, rank=1, op=texts)).json
+    assert [sample["index"] for sample in document["samples"]] == index.tolist()
+    for sample, expected in zip(document["samples"], images.numpy(), strict=True):
         picture = client.get(sample["image"])
         assert picture.status == 200, picture.body
         assert np.array_equal(np.asarray(Image.open(io.BytesIO(picture.body))), expected)
@@ -80,11 +80,11 @@ def test_samples_follow_the_order(client: Client, root: Path, name: str) -> None
         }
         expected = orders[name].indices(1, np.arange(8, 16))
         keys = [reader.keys[i] for i in expected]
-    found = client.get(asked(order=name, seed=4, epoch=1, batch=1, batch_size=8)).json
-    assert [sample["index"] for sample in found["samples"]] == expected.tolist()
-    assert [sample["key"] for sample in found["samples"]] == keys
-    assert [sample["position"] for sample in found["samples"]] == list(range(8, 16))
-    assert found["batches"] == (6 if name == "stored" else 5)
+    document = client.get(asked(order=name, seed=4, epoch=1, batch=1, batch_size=8)).json
+    assert [sample["index"] for sample in document["samples"]] == expected.tolist()
+    assert [sample["key"] for sample in document["samples"]] == keys
+    assert [sample["position"] for sample in document["samples"]] == list(range(8, 16))
+    assert document["batches"] == (6 if name == "stored" else 5)
 
 
 def test_pixels_of_a_folder_that_is_not_packed(photos: Path) -> None:
@@ -101,8 +101,8 @@ def test_pixels_of_a_folder_that_is_not_packed(photos: Path) -> None:
 
 def test_random_parameters_are_described_in_words(client: Client) -> None:
     texts = ["RandomResizedCrop:24", "RandomHorizontalFlip", "ColorJitter:0.4"]
-    found = client.get(asked(batch_size=16, op=texts)).json["samples"]
-    for sample in found:
+    samples = client.get(asked(batch_size=16, op=texts)).json["samples"]
+    for sample in samples:
         crop, flip, jitter = sample["draws"]
         assert crop.startswith("RandomResizedCrop: box ") and crop.endswith("resized to 24×24")
         left, top = crop.removeprefix("RandomResizedCrop: box ").split()[0].split(",")
@@ -113,13 +113,13 @@ def test_random_parameters_are_described_in_words(client: Client) -> None:
         assert x + int(width) <= picture.width and y + int(height) <= picture.height
         assert flip in ("RandomHorizontalFlip: flipped left to right", "RandomHorizontalFlip: not flipped")
         assert jitter.startswith("ColorJitter: ")
-    assert len({sample["draws"][1] for sample in found}) == 2
+    assert len({sample["draws"][1] for sample in samples}) == 2
     centre = client.get(asked(batch_size=1, op=["Resize:40x40", "CenterCrop:20"])).json["samples"][0]
     assert centre["draws"] == ["Resize: resized to 40×40", "CenterCrop: crop 10,10 20×20"]
 
 
 @pytest.mark.parametrize(
-    ("options", "status", "what"),
+    ("options", "status", "message"),
     [
         ({"op": "Rotate"}, 400, "not an op"),
         ({"op": "Normalize"}, 400, "cannot be shown"),
@@ -134,10 +134,10 @@ def test_random_parameters_are_described_in_words(client: Client) -> None:
     ],
 )
 def test_previews_that_cannot_be_shown_are_reported(
-    client: Client, options: dict[str, Any], status: int, what: str
+    client: Client, options: dict[str, Any], status: int, message: str
 ) -> None:
     reply = client.get(asked(**{"batch_size": 8, **options}))
-    assert reply.status == status and what in reply.error
+    assert reply.status == status and message in reply.error
 
 
 def test_images_that_do_not_form_a_batch_are_reported(client: Client) -> None:

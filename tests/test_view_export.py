@@ -59,16 +59,16 @@ def test_all_files_that_the_page_reads_exist(exported: tuple[packer.ViewExport, 
     assert document["live"] is False and document["container"] == root.name
     for name, split in document["splits"].items():
         with readers.open(root, name) as reader:
-            found = {}
+            columns = {}
             for column, described in split["columns"].items():
                 data = file_at(described["url"]).read_bytes()
-                found[column] = np.frombuffer(data, described["dtype"], described["length"], described["start"])
-                assert described["start"] + found[column].nbytes == len(data), column
+                columns[column] = np.frombuffer(data, described["dtype"], described["length"], described["start"])
+                assert described["start"] + columns[column].nbytes == len(data), column
             for index in range(len(reader)):
-                shard = file_at(split["shards"][found["shard"][index]]["url"]).read_bytes()
-                start = int(found["image.offset"][index])
-                assert shard[start : start + int(found["image.length"][index])] == reader.read(index)
-            assert np.array_equal(found["label"], reader.labels)
+                shard = file_at(split["shards"][columns["shard"][index]]["url"]).read_bytes()
+                start = int(columns["image.offset"][index])
+                assert shard[start : start + int(columns["image.length"][index])] == reader.read(index)
+            assert np.array_equal(columns["label"], reader.labels)
         orders = split["orders"]
         assert orders.pop("stored") is None and {"class", "size", "key", "duplicates"} <= orders.keys()
         for order in orders.values():

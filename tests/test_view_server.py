@@ -145,7 +145,7 @@ def test_ranges(client: Client) -> None:
     whole = client.get(path)
     size, etag = len(whole.body), whole.headers["etag"]
     assert whole.headers["accept-ranges"] == "bytes" and int(whole.headers["content-length"]) == size
-    for asked, start, stop in (
+    for header, start, stop in (
         ("0-0", 0, 1),
         ("5-9", 5, 10),
         (f"{size - 1}-", size - 1, size),
@@ -153,7 +153,7 @@ def test_ranges(client: Client) -> None:
         (f"3-{size + 99}", 3, size),
         (f"-{size + 5}", 0, size),
     ):
-        reply = client.get(path, Range=f"bytes={asked}")
+        reply = client.get(path, Range=f"bytes={header}")
         assert reply.status == 206 and reply.body == whole.body[start:stop]
         assert reply.headers["content-range"] == f"bytes {start}-{stop - 1}/{size}"
     outside = client.get(path, Range=f"bytes={size}-")

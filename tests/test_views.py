@@ -49,33 +49,33 @@ def run(loader: ImageLoader) -> list[Any]:
     return [(batch[0] if isinstance(batch[0], tuple) else (batch[0],), *batch[1:]) for batch in loader]
 
 
-def same(ours: list[Any], theirs: list[Any]) -> bool:
-    return len(ours) == len(theirs) and all(
+def same(batches: list[Any], others: list[Any]) -> bool:
+    return len(batches) == len(others) and all(
         len(a[0]) == len(b[0]) and all(map(torch.equal, [*a[0], *a[1:]], [*b[0], *b[1:]]))
-        for a, b in zip(ours, theirs, strict=True)
+        for a, b in zip(batches, others, strict=True)
     )
 
 
 def check_threads_and_resume(reader: readers.Reader, **options: Any) -> list[Any]:
     """The batches, which must not depend on the number of threads or on a resume."""
-    one = run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": 1, **options})))
+    expected = run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": 1, **options})))
     assert same(
-        one, run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": Threads(4, prefetch=1), **options})))
+        expected, run(ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": Threads(4, prefetch=1), **options})))
     )
     begun, resumed = (ImageLoader(reader, 8, fields=FIELDS, **grouped({"threads": 2, **options})) for _ in range(2))
     under_way = iter(begun)
     next(under_way), next(under_way)
     resumed.load_state_dict(begun.state_dict())
-    assert same(one[2:], run(resumed))
-    return one
+    assert same(expected[2:], run(resumed))
+    return expected
 
 
 # --- views ------------------------------------------------------------------------------------------------------------
 def test_views_show_the_same_samples_with_independent_random_numbers(reader: readers.Reader) -> None:
     single = run(ImageLoader(reader, 8, augment=OPS, seed=3, fields=FIELDS))
     double = run(ImageLoader(reader, 8, augment=Views(OPS, 2), seed=3, fields=FIELDS))
-    for (one, *rest), ((first, second), *others) in zip(single, double, strict=True):
-        assert torch.equal(one[0], first) and first.shape == second.shape and first.stride() == second.stride()
+    for (views, *rest), ((first, second), *others) in zip(single, double, strict=True):
+        assert torch.equal(views[0], first) and first.shape == second.shape and first.stride() == second.stride()
         assert all(map(torch.equal, rest, others))
         assert not any(map(torch.equal, first, second))
     sides, positions = np.full(4000, 500), np.arange(4000)
@@ -88,10 +88,10 @@ def test_views_show_the_same_samples_with_independent_random_numbers(reader: rea
 @pytest.mark.parametrize("layout", ["channels_last", "NCHW", "NHWC"])
 def test_views_do_not_depend_on_threads_batches_or_a_resume(reader: readers.Reader, layout: Any) -> None:
     options: dict[str, Any] = {"augment": [*OPS, Normalize((0.5,) * 3, (0.5,) * 3)], "views": 3, "seed": 1}
-    one = check_threads_and_resume(reader, layout=layout, **options)
+    batches = check_threads_and_resume(reader, layout=layout, **options)
     half = run(ImageLoader(reader, 4, **grouped({"threads": 2, "decode": Decode(layout=layout), **options})))
     for view in range(3):
-        together = torch.cat([batch[0][view] for batch in one])
+        together = torch.cat([batch[0][view] for batch in batches])
         assert torch.allclose(together, torch.cat([batch[0][view] for batch in half]))
 
 

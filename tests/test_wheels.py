@@ -89,10 +89,10 @@ def test_both_archives_have_all_files_and_no_others(made: Path) -> None:
     names = {name for name in tracked() if not name.startswith(".")}
     (wheel,), (archive,) = made.glob("*.whl"), made.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as file:
-        ours = {name for name in names if name.startswith(("packer/", "readers/", "cache/"))}
-        ours -= {name for name in ours if name.startswith("readers/coefficients/_codec/")}
+        packages = {name for name in names if name.startswith(("packer/", "readers/", "cache/"))}
+        packages -= {name for name in packages if name.startswith("readers/coefficients/_codec/")}
         made_here = {"readers/coefficients/native.abi3.so"} if any(map(shutil.which, ("clang", "gcc", "cc"))) else set()
-        assert {name for name in file.namelist() if ".dist-info/" not in name} == ours | made_here
+        assert {name for name in file.namelist() if ".dist-info/" not in name} == packages | made_here
     with tarfile.open(archive) as file:
         inside = {name.partition("/")[2] for name in file.getnames()} - {""}
     extra = ("PKG-INFO", "setup.cfg", "packer_vision.egg-info")

@@ -378,10 +378,10 @@ def test_a_member_that_the_first_sample_lacks_keeps_its_kind(tmp_path: Path, as_
     with readers.open(tmp_path / "set") as reader:
         kinds = {"image": "image", "caption": "text", "boxes": "boxes", "mask": "mask", "json": "json"}
         assert dict(reader.kinds) == kinds
-    found = values_of(tmp_path / "set")
-    assert [*map(len, found)] == [0, 0, 4, 4, 0]
-    assert found[3]["caption"] == "a cat" and found[3]["json"] == {"weight": 0.5}
-    assert np.array_equal(found[3]["boxes"], BOXES) and np.array_equal(found[3]["mask"], MASK)
+    packed = values_of(tmp_path / "set")
+    assert [*map(len, packed)] == [0, 0, 4, 4, 0]
+    assert packed[3]["caption"] == "a cat" and packed[3]["json"] == {"weight": 0.5}
+    assert np.array_equal(packed[3]["boxes"], BOXES) and np.array_equal(packed[3]["mask"], MASK)
 
 
 @pytest.mark.parametrize(("on_error", "as_source", "before"), [
@@ -392,20 +392,20 @@ def test_a_member_that_first_appears_late_is_an_error_with_advice(
 ) -> None:
     late: list[dict[str, Any]] = [{"image": JPEGS[0], "label": 1, **before} for _ in range(60)]
     late[37] |= {"caption": "a cat"}
-    says = r"sample .*37.*no field 'caption'; it has image\. .*'caption': 'text'\}"
-    with pytest.raises(SourceError, match=says) as caught:
+    message = r"sample .*37.*no field 'caption'; it has image\. .*'caption': 'text'\}"
+    with pytest.raises(SourceError, match=message) as caught:
         convert(as_source(late), tmp_path / "set", on_error=on_error, samples=8)
     fields = ast.literal_eval(str(caught.value).partition("fields=")[2].partition("}")[0] + "}")
     convert(as_source(late), tmp_path / "set", fields=fields, overwrite=True)
-    assert [number for number, one in enumerate(values_of(tmp_path / "set")) if one == {"caption": "a cat"}] == [37]
+    assert [number for number, row in enumerate(values_of(tmp_path / "set")) if row == {"caption": "a cat"}] == [37]
     assert labels_of(tmp_path / "set") == [1] * 60
 
 
 def test_a_late_field_of_a_writer_is_an_error_with_advice(tmp_path: Path) -> None:
     with packer.writer(tmp_path / "one", "tar") as out:
         out.write("a", image=JPEGS[0], caption=None)
-        says = r"sample 'b': has no field 'caption'.*\{'image': 'image', 'caption': 'text'\}"
-        with pytest.raises(BadSampleError, match=says):
+        message = r"sample 'b': has no field 'caption'.*\{'image': 'image', 'caption': 'text'\}"
+        with pytest.raises(BadSampleError, match=message):
             out.write("b", image=JPEGS[1], caption="a cat")
         with pytest.raises(BadSampleError, match=r"'caption': 'text', 'mask': 'mask'\}"):  # fields it would lose
             out.write("c", image=JPEGS[1], caption="a cat", mask=MASK)
@@ -435,8 +435,8 @@ def test_a_data_set_of_hugging_face(tmp_path: Path) -> None:
         return datasets.Dataset.from_dict(rows, features=features)
 
     convert(made(1), tmp_path / "set")
-    found = values_of(tmp_path / "set")
-    assert found[50]["caption"] == "a cat" and found[50]["json"] == {"n": 7} and np.array_equal(found[50]["seg"], MASK)
+    items = values_of(tmp_path / "set")
+    assert items[50]["caption"] == "a cat" and items[50]["json"] == {"n": 7} and np.array_equal(items[50]["seg"], MASK)
     assert labels_of(tmp_path / "set") == [-1] * 50 + [1] + [-1] * 9
     with readers.open(tmp_path / "set") as reader:
         assert reader.classes == ("a", "b") and "breed" not in reader.fields
@@ -476,14 +476,14 @@ def test_floating_point_pillow_images_keep_every_value(tmp_path: Path) -> None:
     with readers.open(tmp_path / "set") as reader:
         assert np.array_equal(decode_unchanged(reader.read(0)), depth)
     second: list[Any] = [{"image": JPEGS[0], "depth": Image.fromarray(depth)}]
-    says = r"depth: holds floating-point.*fields=\{'image': 'image', 'depth': 'array'\}"
-    with pytest.raises(BadSampleError, match=says):
+    message = r"depth: holds floating-point.*fields=\{'image': 'image', 'depth': 'array'\}"
+    with pytest.raises(BadSampleError, match=message):
         convert(second, tmp_path / "two")
     second[0] |= {"mask": MASK / 7, "masks": WHOLE[None]}
     fields = {"image": "image", **dict.fromkeys(("depth", "mask", "masks"), "array")}
     convert(second, tmp_path / "two", fields=fields, overwrite=True)
-    (found,) = values_of(tmp_path / "two")
-    assert np.array_equal(found["depth"], depth) and np.array_equal(found["mask"], MASK / 7)
+    (values,) = values_of(tmp_path / "two")
+    assert np.array_equal(values["depth"], depth) and np.array_equal(values["mask"], MASK / 7)
 
 
 @pytest.mark.parametrize("as_source", [Listed, iter])

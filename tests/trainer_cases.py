@@ -58,7 +58,7 @@ def trainer_of(lightning: Any, folder: Path, stop: int = 0, **options: Any) -> A
     from lightning.pytorch.plugins.environments import LightningEnvironment
 
     class Stop(lightning.Callback):  # type: ignore[misc]
-        def on_train_batch_end(self, trainer: Any, *given: Any) -> None:
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
             if trainer.global_step == stop:
                 trainer.save_checkpoint(folder / "stopped.ckpt")
                 trainer.should_stop = True
@@ -71,8 +71,8 @@ def trainer_of(lightning: Any, folder: Path, stop: int = 0, **options: Any) -> A
 
 
 def one_rank(rank: int, work: Callable[[int], Any], folder: Path, ranks: int, port: int) -> None:
-    here = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    os.environ.update({name: str(value) for name, value in here.items()})
+    variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1"})
     torch.set_num_threads(1)
     (folder / f"work-{rank}.json").write_text(json.dumps(work(rank)))

@@ -95,9 +95,9 @@ def undisturbed(framework: str, packed: Path, folder: Path, ranks: int) -> list[
     with readers.open(packed, "train") as reader:
         labels = np.asarray(reader.labels)
     used = COUNT // BATCH * BATCH
-    wanted = [labels[Shuffled(COUNT, 0).indices(epoch, np.arange(used))].tolist() for epoch in range(EPOCHS)]
-    found = [sample for step in steps for sample in step.samples]
-    assert found == [sample for epoch in wanted for sample in epoch] and len(steps) == STEPS
+    expected = [labels[Shuffled(COUNT, 0).indices(epoch, np.arange(used))].tolist() for epoch in range(EPOCHS)]
+    samples = [sample for step in steps for sample in step.samples]
+    assert samples == [sample for epoch in expected for sample in epoch] and len(steps) == STEPS
     return steps
 
 
@@ -114,7 +114,7 @@ def test_an_example_continues_where_it_was_killed(framework: str, packed: Path, 
         with readers.open(packed, "train") as reader:
             replayed = readers.replay(str(last_checkpoint(tmp_path / "kept")), reader)
             steps = [replayed.step(number).samples for number in range(replayed.done)]
-        past = [[one.label for one in sorted(step, key=lambda one: one.rank)] for step in steps]
+        past = [[part.label for part in sorted(step, key=lambda part: part.rank)] for step in steps]
         assert len(past) > 5 and past == [step.samples for step in first[: len(past)]]
     rest = run_ranks(program, arguments, 1)
     end = continues_at(whole, rest, len(first), exact=False)

@@ -60,11 +60,11 @@ class Client:
             if reply.status != 202:
                 break
         assert reply.status == 200, reply.body
-        found = reply.json
-        data = self.get(found["url"]).body
-        values = np.frombuffer(data, "<u4", offset=found["start"])
-        assert len(values) == found["count"]
-        return values, found["runs"]
+        order = reply.json
+        data = self.get(order["url"]).body
+        values = np.frombuffer(data, "<u4", offset=order["start"])
+        assert len(values) == order["count"]
+        return values, order["runs"]
 
     def column(self, described: Mapping[str, Any]) -> npt.NDArray[Any]:
         """A column, read by a range, as its document describes it."""

@@ -57,12 +57,12 @@ def cases(name: str, jpeg: bytes) -> dict[str, str]:
         assert header.orientation != 1 or np.array_equal(decode(kept), exact), f"{name}: not libjpeg's pixels"
     for number, region in enumerate(regions(rng, header.height, header.width)):
         sources = {"jpeg": jpeg} if kept is None else {"jpeg": jpeg, "kept": kept}
-        found = decode_jpeg(jpeg, header, region)
-        made[f"{name} {number} box"] = "libjpeg" if found is None else digest(found)
+        decoded = decode_jpeg(jpeg, header, region)
+        made[f"{name} {number} box"] = "libjpeg" if decoded is None else digest(decoded)
         if kept is not None:
             pixels = decode(kept, region)
             made[f"{name} {number} box of kept"] = digest(pixels)
-            assert found is None or np.array_equal(found, pixels), f"{name}, {region}: JPEG and coefficients differ"
+            assert decoded is None or np.array_equal(decoded, pixels), f"{name}, {region}: JPEG and coefficients differ"
         resized = (int(rng.integers(60, 240)), int(rng.integers(60, 240)))
         flips = (bool(rng.integers(2)), bool(rng.integers(2)))
         for kind, source in sources.items():

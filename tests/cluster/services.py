@@ -36,10 +36,10 @@ def free_port() -> int:
     return port
 
 
-def wait(what: Callable[[], object], why: str, seconds: float = _START_SECONDS, more: Callable[[], str] = str) -> None:
+def wait(test: Callable[[], object], why: str, seconds: float = _START_SECONDS, more: Callable[[], str] = str) -> None:
     """Call a function until it returns true. Raises AssertionError after `seconds`."""
     end_of_wait = time.monotonic() + seconds
-    while not what():
+    while not test():
         assert time.monotonic() < end_of_wait, f"waited {seconds:.0f} s for {why}\n{more()}"
         time.sleep(0.05)
 
@@ -88,14 +88,14 @@ def service(
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A server that runs until the context ends, started as by `begin`. is_up: says whether it is ready."""
     process = begin(command, log, environ=environ, cwd=cwd)
-    said = lambda: log.read_text(errors="replace")[-3000:]  # noqa: E731
+    log_end = lambda: log.read_text(errors="replace")[-3000:]  # noqa: E731
     try:
 
         def up() -> object:
-            assert process.poll() is None, f"{command[0]} has ended with status {process.returncode}\n{said()}"
+            assert process.poll() is None, f"{command[0]} has ended with status {process.returncode}\n{log_end()}"
             return is_up()
 
-        wait(up, f"{command[0]} to start", more=said)
+        wait(up, f"{command[0]} to start", more=log_end)
         yield process
     finally:
         end(process)

@@ -99,7 +99,7 @@ def test_a_commit_without_all_tasks_names_them(cluster: Cluster, conversion: Con
     job = array(cluster, conversion, out, "0,1,3-7")
     states = [cluster.ended(f"{job}_{task}", 300) for task in (0, 1, 3, 4, 5, 6, 7)]
     assert states == ["COMPLETED"] * 7, cluster.output(job)
-    said = cluster.run("packer", "commit", out, check=False)
-    assert "Traceback" not in said and "2" in said and not (out / "dataset.json").exists(), said
+    output = cluster.run("packer", "commit", out, check=False)
+    assert "Traceback" not in output and "2" in output and not (out / "dataset.json").exists(), output
     committed(cluster, out, array(cluster, conversion, out, "2"))
     assert files_of(out) == conversion.files

@@ -130,12 +130,12 @@ def test_eight_ranks_stage_once_a_node_and_read(
         for node in nodes:
             node.run("mkdir", target)
         out = mpi.run(nodes, 8, *PYTHON, script, source, target, len(mpi.hosts), *["part"] * part)
-        library, said = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
+        library, reports = json.loads(next(line for line in out.splitlines() if line.startswith("FOUND"))[5:])
         assert library.startswith("Open") == ("openmpi" in request.node.name), "mpi4py has loaded another MPI"
-        assert sorted(rank["host"] for rank in said) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
-        assert {name: digest for rank in said for name, digest in rank["read"].items()} == expected
-        assert sum(len(rank["read"]) for rank in said) == len(expected)
-        copied = [[rank["copied"] for rank in said if rank["host"] == host] for host in mpi.hosts]
+        assert sorted(rank["host"] for rank in reports) == sorted(mpi.hosts * (8 // len(mpi.hosts)))
+        assert {name: digest for rank in reports for name, digest in rank["read"].items()} == expected
+        assert sum(len(rank["read"]) for rank in reports) == len(expected)
+        copied = [[rank["copied"] for rank in reports if rank["host"] == host] for host in mpi.hosts]
         assert [sum(count > 0 for count in counts) for counts in copied] == [1] * len(mpi.hosts)
         assert part or len({max(counts) for counts in copied}) == 1, "the nodes hold different files"
 
@@ -173,8 +173,8 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_same_command_continues(
         out = tmp_path / str(number)
         command = conversion.command(out, "--engine", "mpi")
         job = mpi.start(nodes, 4, tmp_path / f"{number}.log", *command)
-        wanted = draws.randrange(1, 40)
-        wait(partial(_has_shards, conversion, out, wanted, job), f"{wanted} shards")
+        shards = draws.randrange(1, 40)
+        wait(partial(_has_shards, conversion, out, shards, job), f"{shards} shards")
         ranks = [pid for pid in processes_of(*command[1:]) if _program(pid) == Path(sys.executable).resolve()]
         assert ranks, "the conversion was over before a rank was killed"
         kill(draws.choice(ranks))
@@ -183,8 +183,8 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_same_command_continues(
         assert files_of(out) == conversion.files
 
 
-def _has_shards(conversion: Conversion, out: Path, wanted: int, job: subprocess.Popen[bytes]) -> bool:
-    return job.poll() is not None or conversion.shards(out) >= wanted
+def _has_shards(conversion: Conversion, out: Path, shards: int, job: subprocess.Popen[bytes]) -> bool:
+    return job.poll() is not None or conversion.shards(out) >= shards
 
 
 def _program(pid: int) -> Path | None:

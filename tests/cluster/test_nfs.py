@@ -41,9 +41,9 @@ def test_two_clients_stage(clients: dict[str, Client], export: Path, source: Pat
             for name, client in clients.items()
         }
         for name, job in jobs.items():
-            status, said = clients[name].ended(job)
-            assert status == 0, said
-            assert ("0 B in 0 files copied" in said) == (number > 0), said
+            status, output = clients[name].ended(job)
+            assert status == 0, output
+            assert ("0 B in 0 files copied" in output) == (number > 0), output
 
 
 def test_a_set_is_replaced_while_a_client_knows_the_old_one(
@@ -63,8 +63,8 @@ def test_a_set_is_replaced_while_a_client_knows_the_old_one(
         place.rename(export / "old")
         (export / "next").rename(place)
         shutil.rmtree(export / "old")
-        status, said = client.ended(client.start(command % number + "sh -c 'packer verify $PACKER_STAGED'"))
-        assert status == 0 or ("Traceback" not in said and "changing" in said), said
+        status, output = client.ended(client.start(command % number + "sh -c 'packer verify $PACKER_STAGED'"))
+        assert status == 0 or ("Traceback" not in output and "changing" in output), output
     compare = command % "last" + f"sh -c 'cmp $PACKER_STAGED/dataset.json {sets[0]}/dataset.json'"
     wait(lambda: client.ended(client.start(compare))[0] == 0, "the client to see the new set")
 
@@ -74,8 +74,8 @@ def test_two_clients_convert_to_one_folder(clients: dict[str, Client], export: P
         out = f"shared-{number}"
         jobs = {name: client.start(_task(client, out, task)) for task, (name, client) in enumerate(clients.items())}
         for name, job in jobs.items():
-            status, said = clients[name].ended(job)
-            assert status == 0, f"{name}: {said}"
+            status, output = clients[name].ended(job)
+            assert status == 0, f"{name}: {output}"
         last = clients["ab"[number % 2]]
         last.run(f"packer commit {last.mount}/{out}")
         assert files_of(export / out) == conversion.files

@@ -99,12 +99,12 @@ def test_the_cpus_of_a_task(cluster: Cluster) -> None:
     )
     job = cluster.submit("-N1", "-n4", "--exclusive", f"--wrap=python {script}; srun python {script}")
     assert cluster.ended(job, 60) == "COMPLETED"
-    found = {
+    outputs = {
         "eight each": cluster.run("srun", "-N1", "-n4", "-c8", "python", script),
         "one each": cluster.run("srun", "-N1", "-n4", "python", script),
         "the script and four tasks": cluster.output(job),
     }
-    assert {name: out.split() for name, out in found.items()} == {
+    assert {name: out.split() for name, out in outputs.items()} == {
         "eight each": ["8"] * 4,
         "one each": ["1"] * 4,
         "the script and four tasks": ["32"] + ["8"] * 4,
@@ -138,10 +138,10 @@ def test_each_node_reads_the_part_that_was_staged_there(cluster: Cluster, source
         *("--rdzv-id=parts", "--rdzv-endpoint=n9:29500", script, source),
         seconds=300,
     )
-    found = [json.loads((cluster.work / f"parts.{rank}").read_text()) for rank in range(4)]
-    assert all(one["slurm"] != one["torchrun"] for one in found), "torchrun numbers the nodes as Slurm does"
-    assert [one["source"] for one in found] == [0] * 4, "each node read the part of the other"
-    assert sorted(sample for one in found for sample in one["samples"]) == list(range(SAMPLES))
+    reports = [json.loads((cluster.work / f"parts.{rank}").read_text()) for rank in range(4)]
+    assert all(report["slurm"] != report["torchrun"] for report in reports), "torchrun numbers the nodes as Slurm does"
+    assert [report["source"] for report in reports] == [0] * 4, "each node read the part of the other"
+    assert sorted(sample for report in reports for sample in report["samples"]) == list(range(SAMPLES))
     assert_clean(cluster)
 
 
@@ -222,9 +222,9 @@ def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> 
     assert 0 < before < epochs * SAMPLES, "the job was not stopped in the middle"
     assert all(cluster.left(node) for node in NODES), "the copies are gone from the nodes"
     assert cluster.ended(job, 400) == "COMPLETED", cluster.output(job)
-    said = cluster.output(job)
-    assert "resumed at epoch" in said and "0 B in 0 files copied" in said, said
-    assert sorted(traced(cluster, "requeued")) == every_sample(epochs), said
+    output = cluster.output(job)
+    assert "resumed at epoch" in output and "0 B in 0 files copied" in output, output
+    assert sorted(traced(cluster, "requeued")) == every_sample(epochs), output
     assert_clean(cluster)
 
 
@@ -242,7 +242,7 @@ def test_a_node_fails(cluster: Cluster, source: Path) -> None:
     assert before < epochs * SAMPLES, "the job was not stopped in the middle"
     cluster.switch_on("n10")
     assert cluster.ended(job, 400) == "COMPLETED", cluster.output(job)
-    said = cluster.output(job)
-    assert "resumed at epoch" in said and "0 B in 0 files copied" in said, said
-    assert set(traced(cluster, "failing")) == set(every_sample(epochs)), said
+    output = cluster.output(job)
+    assert "resumed at epoch" in output and "0 B in 0 files copied" in output, output
+    assert set(traced(cluster, "failing")) == set(every_sample(epochs)), output
     assert_clean(cluster)

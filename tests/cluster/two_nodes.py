@@ -178,8 +178,8 @@ class Cluster:
             state = self.state(job)
             return "" if state in ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED") else state
 
-        found: str = self.wait(over, seconds, f"job {job} to end", lambda: self.output(job))
-        return found
+        final: str = self.wait(over, seconds, f"job {job} to end", lambda: self.output(job))
+        return final
 
     def on(self, node: str, *command: object, check: bool = True) -> str:
         """Run a command where the processes of a node run, whatever state Slurm has for the node."""
@@ -209,21 +209,21 @@ class Cluster:
             line for line in lines if __file__ not in line and not line.split(None, 1)[1].startswith(daemons)
         )
 
-    def wait(self, what: Callable[[], object], seconds: float, why: str, more: Callable[[], str] = str) -> object:
+    def wait(self, condition: Callable[[], object], seconds: float, why: str, more: Callable[[], str] = str) -> object:
         started = time.monotonic()
-        while not (found := what()):
+        while not (value := condition()):
             if time.monotonic() > started + seconds:
                 raise AssertionError(f"waited {seconds:.0f} s for {why}\n{more()}\n{self._logs()}")
             time.sleep(0.2)
         _LOG.info("%s: %.0f s", why, time.monotonic() - started)
-        return found
+        return value
 
     # --- inside -------------------------------------------------------------------------------------------------
     def _environ(self, more: Mapping[str, str] | None) -> dict[str, str]:
         plain = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        ours = {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
-        return {**plain, **ours, "SLURM_CONF": str(self.folder / "slurm.conf"), **(more or {})}
+        paths = {"PATH": path, "PYTHONPATH": str(Path(__file__).parents[2])}
+        return {**plain, **paths, "SLURM_CONF": str(self.folder / "slurm.conf"), **(more or {})}
 
     def _inside(self) -> list[str]:
         return ["nsenter", "--target", self._first(), *_SPACES, "--", "env", f"--chdir={self.work}"]

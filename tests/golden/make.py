@@ -146,12 +146,12 @@ def orders(samples: int) -> dict[str, Order]:
 def describe_orders() -> dict[str, Any]:
     """The result of each order for MANY samples: the first entries, and the CRC32C of all entries of three epochs as
     int64."""
-    found = {}
+    described = {}
     for name, order in orders(MANY).items():
         epochs = [order.indices(epoch, np.arange(len(order))) for epoch in range(3)]
         whole = np.concatenate(epochs).astype("<i8")
-        found[name] = {"first": whole[:8].tolist(), "crc32c": f"{crc32c(whole.tobytes()):08x}"}
-    return found
+        described[name] = {"first": whole[:8].tolist(), "crc32c": f"{crc32c(whole.tobytes()):08x}"}
+    return described
 
 
 def sampler_of(order: Order, reader: readers.Reader) -> EpochBatchSampler:
@@ -161,15 +161,15 @@ def sampler_of(order: Order, reader: readers.Reader) -> EpochBatchSampler:
 
 def tokens(reader: readers.Reader) -> dict[str, Any]:
     """The token after two batches of epoch 1 of each order, and the following batches of two epochs."""
-    found = {}
+    recorded = {}
     for name, order in orders(len(reader)).items():
         sampler = sampler_of(order, reader)
         sampler.set_epoch(1)
         coming = iter(sampler)
         done = [next(coming), next(coming)]
         token = coming.state_dict()
-        found[name] = {"token": token, "done": done, "rest": rest_of(order, reader, token)}
-    return found
+        recorded[name] = {"token": token, "done": done, "rest": rest_of(order, reader, token)}
+    return recorded
 
 
 def rest_of(order: Order, reader: readers.Reader, token: Any) -> list[list[list[int]]]:
@@ -226,10 +226,10 @@ def main() -> None:
                 pack_up(made, archive)
                 print(f"{archive}: {archive.stat().st_size:,} bytes")
         with readers.open("set-tar", "train") as reader:
-            found = tokens(reader)
-        archive = HERE / f"resume-{found['shuffled']['token']['version']}.json"
+            recorded = tokens(reader)
+        archive = HERE / f"resume-{recorded['shuffled']['token']['version']}.json"
         if not archive.exists():
-            archive.write_text(json.dumps({"orders": describe_orders(), "tokens": found}, indent=1) + "\n")
+            archive.write_text(json.dumps({"orders": describe_orders(), "tokens": recorded}, indent=1) + "\n")
             print(f"{archive}: {archive.stat().st_size:,} bytes")
 
 

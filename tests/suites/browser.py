@@ -36,11 +36,11 @@ globalThis.$$ = selector => [...document.querySelectorAll(selector)];"""
 
 def find_chromium() -> str:
     """The path of Chromium. Without one the test is skipped, or fails if PACKER_TEST_CHROMIUM is "required"."""
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    path = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if path is None:
         assert os.environ.get("PACKER_TEST_CHROMIUM") != "required", "no Chromium was found"
         pytest.skip("needs Chromium")
-    return found
+    return path
 
 
 class Browser:
@@ -193,7 +193,7 @@ class Page:
         logged = [event["entry"] for event in self.events("Log.entryAdded")]
         called = [event for event in self.events("Runtime.consoleAPICalled") if event["type"] in ("error", "assert")]
         dialogs = self.events("Page.javascriptDialogOpening")
-        return [json.dumps(one)[:600] for one in (*thrown, *logged, *called, *dialogs)][self._forgiven :]
+        return [json.dumps(complaint)[:600] for complaint in (*thrown, *logged, *called, *dialogs)][self._forgiven :]
 
     def forgive(self) -> None:
         """Discard the complaints so far, which were expected."""
@@ -222,15 +222,15 @@ class _RangeHandler(SimpleHTTPRequestHandler):
             path /= "index.html"
         if not path.is_file():
             return self.send_error(404)
-        size, asked = path.stat().st_size, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
-        asked = asked if self.answers_ranges else None
-        first, end = (int(asked[1]), min(int(asked[2]) + 1, size)) if asked else (0, size)
-        if first >= end and asked:
+        size, match = path.stat().st_size, re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        match = match if self.answers_ranges else None
+        first, end = (int(match[1]), min(int(match[2]) + 1, size)) if match else (0, size)
+        if first >= end and match:
             return self.send_error(416)
-        self.send_response(206 if asked else 200)
+        self.send_response(206 if match else 200)
         self.send_header("Content-Type", self.guess_type(str(path)))
         self.send_header("Content-Length", str(end - first))
-        if asked:
+        if match:
             self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
         self.end_headers()
         with path.open("rb") as file:

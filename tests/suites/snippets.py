@@ -83,14 +83,14 @@ class Block:
 
 
 def blocks_of(path: Path) -> list[Block]:
-    text, found = path.read_text(encoding="utf-8"), []
+    text, blocks = path.read_text(encoding="utf-8"), []
     for fence in _FENCE.finditer(text):
         language, *words = fence["info"].split() or [""]
         if "parse:" in words:  # the following words are the reason
             words[words.index("parse:") :] = ["parse"]
         line = text.count("\n", 0, fence.start()) + 2
-        found.append(Block(path.name, line, language, tuple(words), textwrap.dedent(fence["text"])))
-    return found
+        blocks.append(Block(path.name, line, language, tuple(words), textwrap.dedent(fence["text"])))
+    return blocks
 
 
 @dataclass
@@ -189,8 +189,8 @@ class Page:
     def _console(self, block: Block) -> None:
         steps = _steps(block)
         commands = [_simple(command) for command, _ in steps]
-        found = [self._run(command) for command in commands] if all(commands) else self._together(steps)
-        for (command, expected), (output, status) in zip(steps, found, strict=True):
+        results = [self._run(command) for command in commands] if all(commands) else self._together(steps)
+        for (command, expected), (output, status) in zip(steps, results, strict=True):
             assert matches(expected, output), f"{block}: $ {command}\nprints\n{output}\nand the page says\n{expected}"
             assert status == 0 or expected.strip(" …\n"), f"{block}: $ {command}\nends with {status}\n{output}"
 
@@ -215,8 +215,8 @@ class Page:
         for command, _ in steps:
             lines += [command, f"status=$?; printf '{mark}%d{mark}' $status; (exit $status)"]
         parts = self._sh(["-uc", "\n".join(lines)]).stdout.split(mark)
-        found = [(output, int(status)) for output, status in zip(parts[::2], parts[1::2], strict=False)]
-        return found + [(parts[-1], 1)] * (len(steps) - len(found))
+        results = [(output, int(status)) for output, status in zip(parts[::2], parts[1::2], strict=False)]
+        return results + [(parts[-1], 1)] * (len(steps) - len(results))
 
     def _sh(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
         streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
@@ -349,10 +349,10 @@ def _parse_commands(script: str, where: str) -> None:
 
 def _commands_in(script: str) -> Iterator[list[str]]:
     for line in _lines(script):
-        for found in re.finditer(r"(?:^|(?<=[\s(;|&=`\"']))packer (?!=)", line):
+        for match in re.finditer(r"(?:^|(?<=[\s(;|&=`\"']))packer (?!=)", line):
             text = "".join(
                 part if part.startswith("'") else re.sub(r"\$(?:\w+|\{[^}]*\}|\([^)]*\))", "1", part)
-                for part in re.split(r"('[^']*')", line[found.end() :])
+                for part in re.split(r"('[^']*')", line[match.end() :])
             )
             words = shlex.shlex(text.replace("`", ";"), posix=True, punctuation_chars="();<>|&")
             words.whitespace_split = True

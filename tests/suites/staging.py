@@ -92,18 +92,18 @@ def result(process: subprocess.Popen[str]) -> dict[str, Any]:
     return staged
 
 
-def wait_for(what: Callable[[], Any], why: str) -> Any:
+def wait_for(condition: Callable[[], Any], why: str) -> Any:
     end = time.monotonic() + DEADLINE
-    while not (found := what()):
+    while not (value := condition()):
         assert time.monotonic() < end, f"waited {DEADLINE} s for {why}"
         time.sleep(0.005)
-    return found
+    return value
 
 
 def copy_of(to: Path) -> Path | None:
     """The only copy in a target."""
-    found = [path.parent for path in to.glob("packer-staged-*/*/.staging")]
-    return found[0] if found else None
+    copies = [path.parent for path in to.glob("packer-staged-*/*/.staging")]
+    return copies[0] if copies else None
 
 
 def leader_of(to: Path) -> int | None:

@@ -72,14 +72,14 @@ def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[i
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     receiver, sender = os.pipe()
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         children = []
         for rank in range(ranks):
             child = os.fork()
             if child == 0:
                 os.close(receiver)
                 last = kill[0] if kill is not None and not kill[1] and rank == 0 else None
-                _one_rank(program, arguments, (rank, ranks), port, _Sender(sender, last), said.fileno())
+                _one_rank(program, arguments, (rank, ranks), port, _Sender(sender, last), output.fileno())
             children.append(child)
         os.close(sender)
         try:
@@ -89,8 +89,8 @@ def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[i
             _kill(children)
             for child in children:
                 os.waitpid(child, 0)
-        said.seek(0)
-        text = said.read().decode(errors="replace")[-6000:]
+        output.seek(0)
+        text = output.read().decode(errors="replace")[-6000:]
     assert not failure, f"{program.name} {' '.join(arguments)} on {ranks} ranks:\n{text}\n{failure}"
     parts = [[line for line in lines if line["rank"] == rank] for rank in range(ranks)]
     done = zip(*parts, strict=False) if kill else zip(*parts, strict=True)
@@ -134,12 +134,12 @@ def continues_at(whole: Sequence[Step], made: Sequence[Step], reached: int, exac
     begins = [step for step in range(min(reached, len(whole) - 1) + 1) if whole[step].samples == made[0].samples]
     assert begins, f"begins with {made[0].samples}, which no step up to {reached} of the undisturbed run has"
     begin = begins[-1]
-    wanted = whole[begin : begin + len(made)]
-    assert [step.samples for step in made] == [step.samples for step in wanted], f"other samples from step {begin} on"
+    rest = whole[begin : begin + len(made)]
+    assert [step.samples for step in made] == [step.samples for step in rest], f"other samples from step {begin} on"
     if exact:
-        assert [step.losses for step in made] == [step.losses for step in wanted], f"other losses from step {begin} on"
-    found, expected = [step.loss for step in made], [step.loss for step in wanted]
-    assert np.allclose(found, expected, rtol=_TOLERANCE, atol=0), f"from step {begin} on: {found}, not {expected}"
+        assert [step.losses for step in made] == [step.losses for step in rest], f"other losses from step {begin} on"
+    losses, expected = [step.loss for step in made], [step.loss for step in rest]
+    assert np.allclose(losses, expected, rtol=_TOLERANCE, atol=0), f"from step {begin} on: {losses}, not {expected}"
     return begin
 
 
@@ -188,20 +188,20 @@ def _kill(children: Sequence[int]) -> None:
 
 
 def _one_rank(
-    program: Path, arguments: Sequence[str], place: tuple[int, int], port: int, sender: _Sender, said: int
+    program: Path, arguments: Sequence[str], place: tuple[int, int], port: int, sender: _Sender, output: int
 ) -> None:
     rank, ranks = place
-    here = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
-    here |= {"GROUP_RANK": 0, "NODE_RANK": 0, "TORCHELASTIC_RUN_ID": "tests"}
-    os.environ.update({name: str(value) for name, value in here.items()})
+    variables = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+    variables |= {"GROUP_RANK": 0, "NODE_RANK": 0, "TORCHELASTIC_RUN_ID": "tests"}
+    os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update({"MASTER_ADDR": "127.0.0.1", "ACCELERATE_USE_CPU": "1", "CUDA_VISIBLE_DEVICES": ""})
     status = 1
     try:
         gc.freeze()  # modules that the tests have loaded
         warnings.simplefilter("ignore")
-        os.dup2(said, 1)
-        os.dup2(said, 2)
-        faulthandler.register(signal.SIGUSR1, said)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        faulthandler.register(signal.SIGUSR1, output)
         torch.set_num_threads(1)
         torch.nn.functional.cross_entropy = _recorded(torch.nn.functional.cross_entropy, rank, sender)
         sys.argv = [str(program), *arguments]

@@ -47,17 +47,17 @@ class _Server:
     """The server process. fixed: settings that a fork inherits and cannot change."""
 
     def __init__(self) -> None:
-        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, remote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         self.fixed = _fixed(dict(os.environ))
         line = f"import sys; sys.path.append({os.path.dirname(os.path.dirname(__file__))!r})"
-        line += f"; from suites.warm import serve; serve({theirs.fileno()})"
+        line += f"; from suites.warm import serve; serve({remote.fileno()})"
         quiet: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         # A fork would inherit a thread pool without its threads.
         alone = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-        with theirs:
+        with remote:
             command = [sys.executable, "-c", line]
-            self.process = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=alone, **quiet)
+            self.process = subprocess.Popen(command, pass_fds=[remote.fileno()], env=alone, **quiet)
 
     def fork(self, job: dict[str, Any], streams: list[int]) -> int:
         """Fork the process of a command. Raises OSError if the server does not answer in time, or has ended."""

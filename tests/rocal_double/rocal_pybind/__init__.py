@@ -179,11 +179,11 @@ def rocalRun(context):
 
 def _decoded(context, data):
     """The images of a batch. An image that cannot be decoded becomes the last decodable image of the batch."""
-    good = [i for i, one in enumerate(data) if pixels.header(one) is not None]
+    good = [i for i, image in enumerate(data) if pixels.header(image) is not None]
     if not good:
         raise fault(DoubleAbort, "All images in the batch failed decoding")
-    taken = [one if i in good else data[good[-1]] for i, one in enumerate(data)]
-    return [pixels.decode(one, *context.size) for one in taken]
+    taken = [image if i in good else data[good[-1]] for i, image in enumerate(data)]
+    return [pixels.decode(image, *context.size) for image in taken]
 
 
 def _run_native(context):

@@ -27,10 +27,10 @@ def tar_samples(path, index_path, ext):
 
 def _look_up(by_name, name):
     """Names are looked up without their directories, but stored with them."""
-    found = by_name.get(name.rpartition("/")[2])
-    if found is None:
+    number = by_name.get(name.rpartition("/")[2])
+    if number is None:
         raise RuntimeError(f"ERROR: Given name not present in the map{name}")
-    return found
+    return number
 
 
 def _sample(shard, words, named, number, slots):
@@ -58,7 +58,7 @@ def tfrecord_samples(path, image_key, label_key, name_key):
     """Only regular files are read, no links; images and labels are matched by file name."""
     from tfrecord import example_pb2
 
-    found, labels = [], {}
+    images, labels = [], {}
     for name in sorted(os.listdir(path)):
         place = f"{path}/{name}"
         with open(place, "rb") as shard:
@@ -68,7 +68,7 @@ def tfrecord_samples(path, image_key, label_key, name_key):
                 shard.read(4)
                 feature = example.features.feature
                 file = feature[name_key].bytes_list.value[0].decode()
-                found.append((file, feature[image_key].bytes_list.value[0]))
+                images.append((file, feature[image_key].bytes_list.value[0]))
                 if not os.path.islink(place):
                     labels.setdefault(file, feature[label_key].int64_list.value[0])
-    return [(image, _look_up(labels, file), [b""]) for file, image in found]
+    return [(image, _look_up(labels, file), [b""]) for file, image in images]

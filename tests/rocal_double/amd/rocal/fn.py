@@ -35,7 +35,7 @@ def random_crop(
     output_layout=types.NHWC,
     output_dtype=types.UINT8,
 ):
-    if any(given is not None for given in (crop_area_factor, crop_aspect_ratio, crop_pox_x, crop_pox_y)):
+    if any(option is not None for option in (crop_area_factor, crop_aspect_ratio, crop_pox_x, crop_pox_y)):
         raise TypeError("randomCrop(): incompatible function arguments")
     return b.node("random_crop", image, output_layout, output_dtype)
 
