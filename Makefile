@@ -13,11 +13,11 @@ DECODER_TESTS := tests/test_device_decode.py tests/test_loader_device.py tests/t
 
 .PHONY: demo test wheels seeds test-faults test-device test-experiments test-timing test-pages test-decoders test-trainers test-corpora test-wheels test-arm test-lowest test-slurm yardsticks site site-links lint format clean
 
-# TORCH=1 also installs PyTorch, for the part that compares batches; where make test was run it is there already.
+# TORCH=1 also installs PyTorch, for the comparison of batches; after make test it is installed already.
 demo: $(VENV)/.ready $(if $(TORCH),$(VENV)/.ready-torch)
 	$(BIN)/python examples/demo.py
 
-# EXAMPLES=1000 gives each property more examples than 40.
+# EXAMPLES=1000 tries more examples of each property than the default 40.
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -n 3 --dist worksteal
 
@@ -25,16 +25,16 @@ test: $(VENV)/.ready-test
 test-device: $(VENV)/.ready-device
 	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 $(DEVICE_TESTS)
 
-# Thousands of kills, full disks and fuzzed files: some hours. Each test prints how many trials it made;
-# TRIALS=20 makes fewer of real commands.
+# Thousands of kills, full disks and fuzzed files: some hours. Each test prints its number of trials; TRIALS=20 runs fewer
+# trials of real commands.
 test-faults: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -s -m faults
 
-# Each experiment of benchmarks/seeds, small: every row runs, and every check holds. Some minutes.
+# Each experiment of benchmarks/seeds with small sizes: every row must run, and every check must hold. Some minutes.
 test-experiments: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m experiments tests/test_seeds.py
 
-# What depends on how long things take: verdicts of packer diagnose. For a machine that does nothing else.
+# Tests that depend on timing: verdicts of packer diagnose. For an idle machine.
 test-timing: $(VENV)/.ready-test
 	$(BIN)/python -m pytest -q -m timing
 
@@ -42,11 +42,11 @@ test-timing: $(VENV)/.ready-test
 test-pages: $(VENV)/.ready-test
 	PACKER_TEST_CHROMIUM=required $(BIN)/python -m pytest -q tests/test_report.py tests/test_view_page.py
 
-# torchvision, torchcodec and timm as they are, on the CPU: an environment of its own, of several GB.
+# Tests with torchvision, torchcodec and timm on the CPU, in a separate environment of several GB.
 test-decoders: $(DECODERS)/.ready
 	PACKER_TEST_DECODERS=required $(DECODERS)/bin/python -m pytest -q $(DECODER_TESTS)
 
-# The scripts of examples/trainers on the trainers as they are, each in an environment of its own (1 GB and more).
+# The scripts of examples/trainers with the real trainers, each in a separate environment (1 GB and more).
 TRAINERS ?= monai rfdetr torchgeo torchtitan ultralytics
 test-trainers: $(TRAINERS:%=.venvs/%/.ready)
 	for name in $(TRAINERS); do \
@@ -54,33 +54,33 @@ test-trainers: $(TRAINERS:%=.venvs/%/.ready)
 	    -o tmp_path_retention_policy=failed tests/test_real_trainers.py || exit 1; \
 	done
 
-# Every image of the folders in CORPORA: what Pillow reads must be read, with the same pixels, in 2 GB of memory.
+# Every image of the folders in CORPORA: images that Pillow reads must be read, with the same pixels, in 2 GB of memory.
 test-corpora: $(VENV)/.ready-test
 	CORPORA='$(CORPORA)' $(BIN)/python -m pytest -q -s -m corpora tests/test_corpora.py
 
-# The wheel and the source archive, installed where nothing else is, for each Python from 3.11 to 3.14 that is here.
+# The wheel and the source archive, in empty environments, for each installed Python from 3.11 to 3.14.
 test-wheels: $(VENV)/.ready-dev
 	$(BIN)/python -m pytest -q -m wheels tests/test_wheels.py
 
-# The wheel for aarch64 under QEMU: a Python, numpy and libjpeg of that kind (100 MB) from Debian and the package index.
-# IMAGES=FOLDER takes its JPEGs, too.
+# The wheel for aarch64 under QEMU, with Python, numpy and libjpeg for aarch64 (100 MB) from Debian and the package index.
+# IMAGES=FOLDER also reads the JPEGs of a folder.
 test-arm: $(VENV)/.ready-dev $(ARM)/.ready wheels
 	PACKER_WHEELS='$(CURDIR)/dist' PACKER_ARM='$(CURDIR)/$(ARM)' PYTHONPATH=tests $(BIN)/python -m pytest -q -s -m arm tests/arm
 
-# Wheels with the codec for x86-64 and aarch64, which Clang of the package ziglang compiles, in dist.
+# Wheels in dist with the codec for x86-64 and aarch64, compiled by Clang of the package ziglang.
 wheels: $(VENV)/.ready-dev
 	for target in x86_64 aarch64; do \
 	  PACKER_TARGET=$$target $(BIN)/python -m build --wheel --no-isolation --outdir dist || exit 1; \
 	done
 
-# The tests of what calls other packages to read and write data, with the lowest versions that pyproject.toml admits, on
-# the lowest Python, as wheels (LOWEST_PYTHON=PATH where python3.11 is not its name). Needs the package index; about
-# fifteen minutes.
-# Left out, because only make test runs them: what needs PyTorch, servers of object stores or packages of the extra "test"
-# (loaders, pipelines, trainers, comparisons with other programs); and, for the time they take, the cache, staging to
-# several nodes, tools, kills and faults, which have not been tried with these versions.
+# Tests of code that reads and writes data by other packages, with the lowest versions that pyproject.toml allows, on the
+# lowest Python, as wheels (LOWEST_PYTHON=PATH if it is not called python3.11). Needs the package index; about fifteen
+# minutes.
+# Left to make test: tests that need PyTorch, servers of object stores or packages of the extra "test" (loaders,
+# pipelines, trainers, comparisons with other programs); and, because they take long, the cache, staging to several
+# nodes, tools, kills and faults, which have not been tried with these versions.
 LOWEST_PYTHON ?= python3.11
-# Of the files named below, those that need PyTorch or a server of an object store.
+# Files matched below that need PyTorch or a server of an object store.
 NEED_MORE = tests/test_convert_ops.py tests/test_index_checksums.py tests/test_order_mixed.py
 LOWEST_TESTS = $(filter-out $(NEED_MORE),$(wildcard tests/test_formats.py tests/test_format_*.py tests/test_source*.py tests/test_sets*.py \
   tests/test_convert*.py tests/test_index_*.py tests/test_hostile_*.py tests/test_order*.py tests/test_view.py \
@@ -95,31 +95,31 @@ LOWEST_TESTS = $(filter-out $(NEED_MORE),$(wildcard tests/test_formats.py tests/
 test-lowest: $(LOWEST)/.ready
 	$(LOWEST)/bin/python -m pytest -q -n 2 $(LOWEST_TESTS)
 
-# The batch scripts of examples/slurm on a Slurm of two nodes, which is started on this machine and ends with the tests.
-# Needs root and Slurm's programs; ten minutes, because Slurm keeps time limits to within one.
+# The batch scripts of examples/slurm on a Slurm of two nodes, which runs on this machine during the tests. Needs root and
+# Slurm's programs; ten minutes, because Slurm enforces time limits to within a minute.
 test-slurm: $(VENV)/.ready-test
 	$(BIN)/python tests/cluster/two_nodes.py --check
 	$(BIN)/python -m pytest -v -m slurm -o log_cli=true --log-cli-level=INFO tests/cluster
 
-# Batch systems, MPI, NFS, Dask, Ray and object stores, all on this machine and in namespaces of their own; see
-# docs/cluster.md. Needs root; installs Debian packages, what it cannot install is named at the end. About half an hour.
-# TESTS="-k nfs" runs some.
+# Batch systems, MPI, NFS, Dask, Ray and object stores, all on this machine in separate namespaces; see docs/cluster.md.
+# Needs root; installs Debian packages, and lists at the end those that it could not install. About half an hour.
+# TESTS="-k nfs" runs some tests.
 test-cluster: $(CLUSTER)/.ready
 	PATH="$(CURDIR)/$(CLUSTER)/bin:$(CURDIR)/$(CLUSTER)/node_modules/.bin:$$PATH" \
 	  PYTHONPATH=tests/cluster $(CLUSTER)/bin/python tests/cluster/isolated.py $(CURDIR)/$(CLUSTER)/bin/python -m pytest \
 	  -v -m cluster $(TESTS) tests/cluster
 
-# The experiments of five documents, one after the other: pages in docs/seeds. About half an hour on a machine that does
-# nothing else. SEEDS="s001 s004" runs some of them, IMAGES=FOLDER takes JPEGs of yours, OPTIONS="--smoke" goes to each.
+# The experiments of five documents, one after the other: pages in docs/seeds. About half an hour on an idle machine.
+# SEEDS="s001 s004" runs some, IMAGES=FOLDER uses your JPEGs, OPTIONS="--smoke" is passed to each.
 SEEDS ?= s000 s001 s002 s003 s004
 seeds: $(VENV)/.ready-test
 	failed=; for name in $(SEEDS); do \
 	  $(BIN)/python benchmarks/seeds/$$name.py $(if $(IMAGES),--images '$(IMAGES)') $(OPTIONS) || failed="$$failed $$name"; \
 	done; if [ -n "$$failed" ]; then echo "failed:$$failed" >&2; exit 1; fi
 
-# Others' suites with a row of ours (docs/yardsticks.md): `make outside-NAME` installs one of benchmarks/outside, in an
-# environment of its own (SOURCE=FOLDER: a copy of its repository); this runs those that are installed, without the network.
-# OUTSIDE="torchdata" runs some, IMAGES=FOLDER takes JPEGs of yours.
+# Benchmark suites of other projects with a row of packer (docs/yardsticks.md): `make outside-NAME` installs a suite of
+# benchmarks/outside in a separate environment (SOURCE=FOLDER: a copy of its repository); `make yardsticks` runs the
+# installed suites, without the network. OUTSIDE="torchdata" runs some, IMAGES=FOLDER uses your JPEGs.
 yardsticks:
 	$(PYTHON) benchmarks/outside/table.py $(OUTSIDE) $(if $(IMAGES),--images '$(IMAGES)')
 
@@ -131,11 +131,11 @@ outside-%: .venvs/outside-%/.ready ;
 	sh $< '$(CURDIR)/.venvs/outside-$*' $(SOURCE)
 	touch $@
 
-# The pages of docs, the commands and the Python interface as a site in build/site; a broken reference is an error.
+# A site of the docs, the commands and the Python interface in build/site; a broken reference is an error.
 site: $(VENV)/.ready-site
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/site
 
-# The links that lead elsewhere: needs the network.
+# A check of external links: needs the network.
 site-links: $(VENV)/.ready-site
 	$(BIN)/python -m sphinx -q -b linkcheck docs build/site-links
 
@@ -155,7 +155,7 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "packer needs Python 3.11 or later"'
 	$(PYTHON) -m venv $(VENV)
 
-# The codec is built again where its sources have changed.
+# The codec is built again if its sources have changed.
 $(VENV)/.ready: $(BIN)/python pyproject.toml constraints.txt $(CODEC)
 	$(PIP) -e .
 	touch $@
@@ -164,7 +164,7 @@ $(VENV)/.ready-torch: $(VENV)/.ready
 	$(PIP) -e '.[torch]'
 	touch $@
 
-# DALI has wheels for Linux on x86_64 and Python 3.11 to 3.14. Where it cannot be had, its tests are skipped.
+# DALI has wheels for Linux on x86_64 and Python 3.11 to 3.14. Elsewhere its tests are skipped.
 $(VENV)/.ready-test: $(BIN)/python pyproject.toml constraints.txt tests/requirements-dali.txt $(CODEC)
 	$(PIP) -e '.[test]'
 	if $(BIN)/python -c 'import platform, sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 14) and \
@@ -173,7 +173,7 @@ $(VENV)/.ready-test: $(BIN)/python pyproject.toml constraints.txt tests/requirem
 	fi
 	touch $(VENV)/.ready $@
 
-# Triton has wheels for x86_64 on Linux; PyTorch brings its own where it was built for a GPU.
+# Triton has wheels for x86_64 on Linux; PyTorch for a GPU installs its own.
 $(VENV)/.ready-device: $(VENV)/.ready-test
 	$(PIP) -e '.[triton]' 'jax>=0.4.30'
 	touch $@
@@ -186,7 +186,7 @@ $(VENV)/.ready-site: $(VENV)/.ready-test
 	$(PIP) -e '.[site]'
 	touch $@
 
-# Over the packages of the tests, which it sees. tests/cluster/install.sh installs what is not Python's.
+# An environment on top of the tests' environment. tests/cluster/install.sh installs programs that are not Python packages.
 $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/requirements.txt
 	$(PYTHON) -m venv $(CLUSTER)
 	$(BIN)/python -c 'import site; print(f"import site; site.addsitedir({site.getsitepackages()[0]!r})")' > \
@@ -197,8 +197,8 @@ $(CLUSTER)/.ready: $(VENV)/.ready-test tests/cluster/install.sh tests/cluster/re
 	sh tests/cluster/install.sh $(CLUSTER)
 	touch $@
 
-# Each requirement of the core and of the extras that need no PyTorch, at its bound. matplotlib 3.8 calls functions that
-# pyparsing 3.3 deprecates, and a warning fails a test.
+# The lowest version of each requirement of the core and of the extras without PyTorch. matplotlib 3.8 calls functions
+# that pyparsing 3.3 deprecates, and a warning fails a test.
 $(LOWEST)/.ready: pyproject.toml tests/lowest.py
 	$(LOWEST_PYTHON) -m venv $(LOWEST)
 	$(LOWEST_PYTHON) tests/lowest.py parquet urls yolo ilsvrc lmdb report remote > $(LOWEST)/requirements.txt

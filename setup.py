@@ -1,10 +1,10 @@
-"""The compiled codec, beside what pyproject.toml says: C of this project, built by the first compiler of
+"""The compiled codec, in addition to pyproject.toml: C sources of this project, built by the first compiler of
 
     $CC; clang; the package `ziglang`, which is Clang; gcc or cc
 
-Without one, or where it fails, the installation goes on without the codec: libjpeg decodes then, caches cannot keep
-coefficients, and `packer doctor` says so. PACKER_TARGET, as in `make wheels`, cross-compiles by ziglang, and then a
-failure is an error.
+Without a compiler, or if it fails, the installation continues without the codec: libjpeg decodes, caches cannot keep
+coefficients, and `packer doctor` reports it. PACKER_TARGET, as in `make wheels`, cross-compiles by ziglang; a failure
+is then an error.
 """
 
 from __future__ import annotations

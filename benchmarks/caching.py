@@ -1,12 +1,12 @@
 """The benefit of a cache: images/s of whole loaders, memory, the cost of a hit and of a miss, and slow sources.
 
     epochs   a DataLoader (--workers), or ImageLoader with --threads: images/s of the first and of later epochs
-    memory   --workers processes that have all read everything: growth of their PSS over what is kept
-    reads    one process: a hit, next to slices of a map and to pread; a miss, next to the source's own read
-    slow     a source with a delay per sample: first and second epoch by share of the set that is kept
-    fill     the same source, filled from by 1, 2 and 4 processes at once: samples/s, reads and copies of each sample
+    memory   --workers processes after each has read every sample: growth of their PSS relative to the cached bytes
+    reads    one process: a hit against slices of a map and pread; a miss against a read of the source
+    slow     a source with a delay per sample: first and second epoch by the cached share of the set
+    fill     1, 2 and 4 processes fill a cache from that source: samples/s, reads and copies of each sample
 
-Each works on a packed set (--set), whose shards are read into the page cache first.
+All modes use a packed set (--set), whose shards are read into the page cache first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ from report import Claim, Column
 from cache.stores import Buffer, Extents, Store, StoreOver
 from readers import Ranks
 
-# Rows of `caching.py`: data sets and readers with no cache, with ours, with one per worker, and with stocaching's.
+# Rows of `caching.py`: data sets and readers without a cache, with our cache, with a cache in each worker, and with
+# stocaching.
 #
-# A row is a function of a `Job`. All of them give RandomResizedCrop(224) and a flip; those that keep decoded images do
-# so with 256 x 256 pixels, because stocaching wants one shape for all.
+# A row is a function of a `Job`. All rows apply RandomResizedCrop(224) and a flip. Rows that cache decoded images cache
+# 256 x 256 pixels, because stocaching needs one shape for all images.
 
 
 NONE = "no cache"
@@ -86,8 +87,8 @@ class DictReader:
 
 
 class SlowStore(StoreOver):
-    """A store that takes `seconds` for each sample it is asked for, a far file system with one request at a time; and
-    counts the samples that all processes have asked for."""
+    """A store that takes `seconds` per sample, like a remote file system with one request at a time. It counts the
+    samples that all processes have requested."""
 
     def __init__(self, source: Store, seconds: float) -> None:
         self.source, self.seconds = source, seconds
@@ -108,7 +109,7 @@ class SlowStore(StoreOver):
 
 
 class StoreInMemory(StoreOver):
-    """A store that costs almost nothing after a first read of everything, to measure the cost of a cache over it."""
+    """A store that holds all samples in memory, to measure the cost of a cache in front of it."""
 
     def __init__(self, source: Store) -> None:
         self.source, self.kept = source, {}
@@ -119,11 +120,11 @@ class StoreInMemory(StoreOver):
         return self.kept[row]
 
     def read(self, extents: Extents) -> list[Buffer]:
-        return [self.read_one(*map(int, one)) for one in zip(*extents, strict=True)]
+        return [self.read_one(*map(int, extent)) for extent in zip(*extents, strict=True)]
 
 
 def over(base: Any, store: Store) -> Any:
-    """A reader of the same samples."""
+    """A reader of the same samples from another store."""
     import readers
 
     return readers.Reader(base.table, store)
@@ -150,7 +151,7 @@ for _name, _keep, _note in (
     contender(_name, imports="torch", note=_note)(lambda job, keep=_keep: augmented(job.cached(keep=keep)))
 
 
-@contender("ours: decoded, square", imports="torch", note="256 x 256, as stocaching's")
+@contender("ours: decoded, square", imports="torch", note="256 x 256, as for stocaching")
 def square(job: Job) -> Any:
     import readers
     from readers.augment import Resize
@@ -158,7 +159,7 @@ def square(job: Job) -> Any:
     return augmented(job.cached(keep=readers.Decoded([Resize((KEPT, KEPT))])))
 
 
-@contender(PER_WORKER, imports="torch", note="encoded bytes, filled by every worker for itself")
+@contender(PER_WORKER, imports="torch", note="encoded bytes; every worker fills its own dictionary")
 def per_worker(job: Job) -> Any:
     return augmented(DictReader(job.base()))
 
@@ -184,14 +185,14 @@ def stochastic(job: Job) -> Any:
             if image is None:
                 whole = torch.from_numpy(decode_image(base.read(index)).copy()).permute(2, 0, 1)
                 image = resized(whole, KEPT)
-                cache.set_slot(index, image, allow_overwrite=True)  # two may decode the same image at a time
+                cache.set_slot(index, image, allow_overwrite=True)  # two workers may decode the same image at once
             return changed(image), int(base.labels[index])
 
     return Stochastic()
 
 
 def resized(image: Any, side: int) -> Any:
-    """uint8 [3, h, w] to a square, bilinear with antialiasing, as in torchvision.transforms.v2."""
+    """Resize uint8 [3, h, w] to a square: bilinear with antialiasing, as torchvision.transforms.v2."""
     import torch
 
     options = {"mode": "bilinear", "antialias": True, "align_corners": False}
@@ -199,7 +200,7 @@ def resized(image: Any, side: int) -> Any:
 
 
 def changed(image: Any) -> Any:
-    """RandomResizedCrop and a flip, as torchvision.transforms.v2 has them."""
+    """RandomResizedCrop and a flip, as in torchvision.transforms.v2."""
     top, left, h, w = random_box(*image.shape[1:])
     image = resized(image[:, top : top + h, left : left + w], CROP)
     return image.flip(-1) if random.random() < 0.5 else image
@@ -207,7 +208,7 @@ def changed(image: Any) -> Any:
 
 _BATCH = 64
 _PASSES = 5
-_WAIT = 240.0  # seconds; a process that died is noticed
+_WAIT = 240.0  # seconds until a missing process is an error
 _MB = 1e6
 _PLAIN, _PREAD = "limit: slices of a map", "limit: os.pread loop"
 
@@ -251,7 +252,7 @@ def _loader(dataset: Any, arguments: argparse.Namespace) -> Any:
 
 # --- memory -------------------------------------------------------------------------------------------------------
 def memory(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
-    """Growth of the PSS of all processes, relative to the kept bytes, after each has read every sample."""
+    """Growth of the PSS of all processes, relative to the cached bytes, after each has read every sample."""
     import torch
 
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
@@ -292,7 +293,7 @@ def _forked(target: Callable[[], None], count: int) -> list[Any]:
 
 
 def _touch(dataset: Any, index: int) -> None:
-    """Every byte that the row keeps of a sample."""
+    """Read every byte that the row caches of a sample."""
     if hasattr(dataset, "transform"):
         bytes(dataset.reader.read(index))
     else:
@@ -310,7 +311,7 @@ def _stored_mb(dataset: Any) -> float:
 
 # --- reads --------------------------------------------------------------------------------------------------------
 def reads(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
-    """Microseconds a sample, with one copy into a buffer: the best of some passes in random order."""
+    """Microseconds per sample, with one copy into a buffer: the best of `_PASSES` passes in random order."""
     return dict(chosen.function(job))
 
 
@@ -328,7 +329,7 @@ def _timed(read: Callable[[int], Any], samples: int, passes: int = _PASSES) -> f
     return 1e6 * best / samples
 
 
-@contender(_PLAIN, modes=["reads"], note="of a file in /dev/shm that holds the samples end to end")
+@contender(_PLAIN, modes=["reads"], note="a file in /dev/shm with all samples end to end")
 def slices(job: Job) -> dict[str, float]:
     base = job.base()
     path = Path(f"/dev/shm/benchmark-{os.getpid()}")
@@ -345,7 +346,7 @@ def slices(job: Job) -> dict[str, float]:
     return _rates(lambda index: view[ends[index] : ends[index + 1]], len(base))
 
 
-@contender(_PREAD, modes=["reads"], note="of our shards, at our offsets, from the page cache")
+@contender(_PREAD, modes=["reads"], note="our shards at our offsets, from the page cache")
 def preads(job: Job) -> dict[str, float]:
     base = job.base()
     ranges = [base.byte_range(index) for index in range(len(base))]
@@ -369,12 +370,12 @@ def _over(job: Job, capacity: float, passes: int) -> dict[str, float]:
         return {"over_us": _timed(reader.read, len(source), passes) - own}
 
 
-@contender("ours: miss", modes=["reads"], note="a source in memory, and the time over its own")
+@contender("ours: miss", modes=["reads"], note="a source in memory; the time beyond a read of the source")
 def misses(job: Job) -> dict[str, float]:
     return _over(job, 1.0, 1)
 
 
-@contender("ours: passed through", modes=["reads"], note="1 % kept; the time over the source's own")
+@contender("ours: passed through", modes=["reads"], note="1 % cached; the time beyond a read of the source")
 def passed(job: Job) -> dict[str, float]:
     return _over(job, 0.01, _PASSES)
 
@@ -386,7 +387,7 @@ def _rates(read: Callable[[int], Any], samples: int) -> dict[str, float]:
 
 # --- a slow source ------------------------------------------------------------------------------------------------
 def slow(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
-    """Seconds of two epochs in random order, and how far the hit rate of the second is from the share."""
+    """Seconds of two epochs in random order, and the difference between the second epoch's hit rate and the share."""
     share = chosen.options["share"]
     base = job.base()
     reader = job.cached(over(base, SlowStore(base.store, arguments.delay / 1e3)), share)
@@ -410,7 +411,7 @@ for percent in (0, 25, 50, 100):
 
 # --- filling ------------------------------------------------------------------------------------------------------
 def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str, Any]:
-    """Samples/s until all are kept, and how often each was read and stored. Raises where one is lost or wrong."""
+    """Samples/s until all samples are cached, and reads and copies per sample. Raises if a sample is lost or wrong."""
     base = job.base()
     expected = [bytes(data) for data in base.read_many(range(len(base)))]
     source = SlowStore(base.store, arguments.delay / 1e3)
@@ -430,9 +431,9 @@ def fill(chosen: Contender, arguments: argparse.Namespace, job: Job) -> dict[str
     seconds = time.perf_counter() - started
     stats, reads = reader.stats(), source.reads.value
     if any(worker.exitcode for worker in workers) or stats.present != len(base):
-        raise RuntimeError(f"{stats.present} of {len(base)} samples are kept")
+        raise RuntimeError(f"{stats.present} of {len(base)} samples are cached")
     if [bytes(data) for data in reader.read_many(range(len(base)))] != expected:
-        raise RuntimeError("a sample came back wrong")
+        raise RuntimeError("the cache returned wrong bytes for a sample")
     reader.close()
     return {
         "fill_s": len(base) / seconds,
@@ -449,14 +450,14 @@ for _processes in (1, 2, 4):
 MODES: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "epochs": (epochs, {
         "columns": (Column("first", "first epoch, images/s"), Column("later", "later epochs, images/s"),
-                    Column("pss_mb", "PSS grown, MB")),
+                    Column("pss_mb", "growth of PSS, MB")),
         "key": "later", "limits": (("later", NONE),),
         "claims": (Claim("ours: decoded, square", "later", against=STOCACHING),
                    Claim("ours: recoded", "later", 2.5, NONE)),
     }),
     "memory": (memory, {
-        "columns": (Column("kept_mb", "kept, MB"), Column("pss_mb", "PSS grown, MB"),
-                    Column("pss_of_kept", "of what is kept", "{:.2f}")),
+        "columns": (Column("kept_mb", "cached, MB"), Column("pss_mb", "growth of PSS, MB"),
+                    Column("pss_of_kept", "growth / cached", "{:.2f}")),
         "key": "pss_of_kept", "limits": (), "less_is_better": True,
         "claims": (Claim("ours: encoded", "pss_of_kept", at_most=1.2),),
     }),
@@ -469,13 +470,13 @@ MODES: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     }),
     "slow": (slow, {
         "columns": (Column("first_s", "first epoch, s", "{:.2f}"), Column("second_s", "second epoch, s", "{:.2f}"),
-                    Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "off the share", "{:.3f}")),
+                    Column("hit_rate", "hits, second epoch", "{:.3f}"), Column("off_share", "hits - share", "{:.3f}")),
         "key": "second_s", "limits": (), "less_is_better": True,
         "claims": [Claim(f"ours: {percent} %", "off_share", at_most=0.001) for percent in (0, 25, 50, 100)],
     }),
     "fill": (fill, {
-        "columns": (Column("fill_s", "samples/s"), Column("reads_each", "reads of a sample", "{:.3f}"),
-                    Column("kept_of_set", "bytes kept / set", "{:.4f}")),
+        "columns": (Column("fill_s", "samples/s"), Column("reads_each", "reads per sample", "{:.3f}"),
+                    Column("kept_of_set", "cached bytes / set", "{:.4f}")),
         "key": "fill_s", "limits": (("fill_s", "ours: 1 processes"),),
         "claims": (Claim("ours: 4 processes", "fill_s", 3.0, "ours: 1 processes"),
                    Claim("ours: 4 processes", "kept_of_set", at_most=1.001)),
@@ -484,7 +485,7 @@ MODES: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row in one mode."""
+    """Measure one row in one mode."""
     prime(1 << 30)
     job = Job(arguments.set, arguments.split, "".join(filter(str.isalnum, chosen.name)))
     return MODES[arguments.mode][0](chosen, arguments, job)
@@ -510,10 +511,10 @@ if __name__ == "__main__":
         _benchmark,
         __doc__,
         set="a packed set",
-        split=(None, "of the set"),
+        split=(None, "split of the set"),
         mode=(str, "what is measured", tuple(MODES)),
-        workers=(2, "processes of the DataLoader, or that read"),
-        threads=(0, "ImageLoader with so many threads instead"),
+        workers=(2, "DataLoader workers, or reading processes"),
+        threads=(0, "use ImageLoader with this many threads instead"),
         epochs=(3, "epochs"),
-        delay=(2.0, "milliseconds a sample takes of the slow source"),
+        delay=(2.0, "milliseconds per sample of the slow source"),
     )

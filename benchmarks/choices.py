@@ -1,9 +1,9 @@
-"""Formats and sizes of shards side by side: bytes, files, CPU time of packing and of reading at random.
+"""Shard formats and sizes compared: bytes, files, CPU time of packing and of random reads.
 
     python benchmarks/choices.py --tree FOLDER --work DIR
 
-FOLDER is a folder of images with a split `train`. Each round measures all sets in turn, so that what else the machine
-does falls on all of them; the figures are medians of CPU time, page cache warm.
+FOLDER is a folder of images with a split `train`. Each round measures all sets in turn, so that other load on the
+machine affects all of them; the figures are medians of CPU time with a warm page cache.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 def measure(source: Any, to: str, place: Path, order: list[int], shards: int) -> tuple[float, float, float]:
-    """CPU seconds of packing, and of reading all samples in this order, one by one and 64 at a time."""
+    """CPU seconds of packing, of reading all samples in `order` one by one, and of reading them 64 at a time."""
     shutil.rmtree(place, ignore_errors=True)
     options: dict[str, Any] = {"shards": packer.Shards(samples=-(-len(order) // shards)), "run": packer.Run(workers=1)}
     pack = cpu_seconds(lambda: packer.convert(source, to, place, **options))
     parts = [order[start : start + 64] for start in range(0, len(order), 64)]
     with readers.open(place, "train") as reader:
-        reader.read_many(order)  # every shard is open, and its pages are in memory
-        one = cpu_seconds(lambda: [len(reader.read(row)) for row in order])
+        reader.read_many(order)  # opens every shard and brings its pages into memory
+        single = cpu_seconds(lambda: [len(reader.read(row)) for row in order])
         many = cpu_seconds(lambda: [len(reader.read_many(part)) for part in parts])
-    return pack, one, many
+    return pack, single, many
 
 
 def main() -> None:
@@ -51,22 +51,22 @@ def main() -> None:
     source = packer.open_source(options.tree)
     samples = len(readers.open_folder(options.tree, "train"))
     sets = {(to, n): options.work / f"{to}-{n}" for to in ("hdf5", "tfrecord", "tar") for n in options.shards}
-    found: dict[tuple[str, int], list[tuple[float, float, float]]] = {name: [] for name in sets}
+    figures: dict[tuple[str, int], list[tuple[float, float, float]]] = {name: [] for name in sets}
     for number in range(options.rounds):
         order = np.random.default_rng(number).permutation(samples).tolist()
         for (to, shards), place in sets.items():
-            found[to, shards].append(measure(source, to, place, order, shards))
+            figures[to, shards].append(measure(source, to, place, order, shards))
     with readers.open_folder(options.tree, "train") as folder:
         payload = int(folder.sizes().sum())
     print(f"{samples:,} images of {payload / samples / 1e3:.1f} kB; CPU time, medians of {options.rounds} rounds\n")
     print("| format | shards | bytes over the images | packing, µs an image | `read`, µs | `read_many` of 64, µs |")
     print("|---|--:|--:|--:|--:|--:|")
-    for (to, shards), rows in found.items():
-        pack, one, many = (statistics.median(row[k] for row in rows) for k in range(3))
+    for (to, shards), rows in figures.items():
+        pack, single, many = (statistics.median(row[k] for row in rows) for k in range(3))
         info = readers.open(sets[to, shards], "train").split_info
         over = sum(shard.bytes for shard in info.shards) / payload - 1
         per = 1e6 / samples
-        print(f"| {to} | {len(info.shards)} | {over:.2%} | {pack * per:.0f} | {one * per:.1f} | {many * per:.1f} |")
+        print(f"| {to} | {len(info.shards)} | {over:.2%} | {pack * per:.0f} | {single * per:.1f} | {many * per:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""The costs of a cache of DCT coefficients apart from decoding: filling it, starting with it, and several processes.
+"""Costs of a cache of DCT coefficients besides decoding: filling, starting a process, and several processes.
 
     python benchmarks/coefficient_cache.py --set SET [--directory DIR] [--rounds 3] [--only fill,beside,…]
 
-fill      CPU time of a sample against a plain decode of the same bytes (simplejpeg, exact), both with the read
-beside    images/s of a loop over ImageLoader by epoch: while the cache is filled, and when it is full
-start     a new process over a cache on a disk: until it is open, to the first batch, to the end of an epoch
-ranks     two processes at once: rates, how often a sample is encoded, memory
-workers   a DataLoader whose workers are forked, and spawned
+fill      CPU time per sample against a plain decode of the same bytes (simplejpeg, exact), both with the read
+beside    images/s of a loop over ImageLoader by epoch: while the cache fills, and when it is full
+start     a new process over a cache on a disk: seconds until it is open, to the first batch, to the end of an epoch
+ranks     two processes at once: rates, encodings per sample, memory
+workers   a DataLoader with forked and with spawned workers
 
-Every figure comes from a process of its own, a step: a function of options to figures. Ways that are compared take
-turns, ratios are taken within a round, and what is printed are medians over rounds. The samples are in the page cache,
-but for "cold".
+Every figure comes from a separate process that runs a step: a function from options to figures. Compared ways take
+turns, ratios are taken within a round, and the printed figures are medians over rounds. The samples are in the page
+cache, except for "cold".
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Figures = dict[str, Any]
 
 # --- steps ----------------------------------------------------------------------------------------------------------
 def step_fill(options: Options) -> Figures:
-    """Milliseconds a sample of a plain decode and of filling, both with the read, by round: CPU time and time."""
+    """Milliseconds per sample of a plain decode and of filling, both with the read: CPU time and wall time by round."""
     import simplejpeg
 
     import readers
@@ -75,10 +75,11 @@ def step_fill(options: Options) -> Figures:
 
 
 def step_beside(options: Options) -> Figures:
-    """Images/s and CPU milliseconds an image, by epoch, of a loop that pauses for `pause` seconds after each batch, as
-    if a GPU trained.
+    """Images/s and CPU milliseconds per image, by epoch, of a loop that pauses for `pause` seconds after each batch in
+    place of a GPU's work.
 
-    kept, filled: the share of the set that has a place, and that is there before; ahead: filled in the background, too.
+    kept: the share of the set that the cache has room for. filled: the share that is cached before the first epoch.
+    ahead: also fill in the background.
     """
     import readers
     from readers.order import Sequential
@@ -97,7 +98,7 @@ def step_beside(options: Options) -> Figures:
 
 
 def _epochs(loader: Any, epochs: int, each: Callable[[], object] = int) -> Figures:
-    """Images/s and CPU milliseconds an image of each epoch. each: called after a batch."""
+    """Images/s and CPU milliseconds per image of each epoch. each: called after every batch."""
     rates, spent = [], []
     for _ in range(epochs):
         started, cpu, count = time.perf_counter(), time.process_time(), 0
@@ -124,14 +125,14 @@ def _ops() -> list[Any]:
 
 # --- starting -------------------------------------------------------------------------------------------------------
 def step_warm(options: Options) -> Figures:
-    """Fill a cache that stays."""
+    """Fill a cache that outlives the process."""
     with _reader(options) as reader:
         reader.prefill()
         return {"used_mb": reader.stats().used_bytes / 1e6, "samples": len(reader)}
 
 
 def step_first_batch(options: Options) -> Figures:
-    """Seconds since the process was started: until the set is open, until the first batch, and for an epoch."""
+    """Seconds from the start of the process until the set is open, the first batch is made, and an epoch has ended."""
     with _reader(options) as reader:
         opened = time.time() - options["started"]
         loader = _loader(reader, options["threads"])
@@ -141,7 +142,7 @@ def step_first_batch(options: Options) -> Figures:
 
 @contextmanager
 def _reader(options: Options) -> Iterator[Any]:
-    """Over the cache in `directory`, which stays; over none without it."""
+    """A reader with a permanent cache in `directory`; without `directory`, a reader without a cache."""
     import readers
 
     reader = readers.open(options["set"])
@@ -153,17 +154,17 @@ def _reader(options: Options) -> Iterator[Any]:
 
 # --- several processes ----------------------------------------------------------------------------------------------
 def step_ranks(options: Options) -> Figures:
-    """Two ranks at once over one cache: images/s of both together by epoch, encodings of a sample, and memory."""
+    """Two ranks at once over one cache: total images/s by epoch, encodings per sample, and memory."""
     context = multiprocessing.get_context("spawn")
     barrier, queue = context.Barrier(2), context.Queue()
     processes = [context.Process(target=_rank, args=(options, rank, barrier, queue)) for rank in range(2)]
     for process in processes:
         process.start()
-    found = [queue.get(timeout=_WAIT) for _ in processes]
+    results = [queue.get(timeout=_WAIT) for _ in processes]
     for process in processes:
         process.join(_WAIT)
-    rates = [sum(pair) for pair in zip(*(one.pop("images_s") for one in found), strict=True)]
-    return {"images_s": rates, **{key: max(one[key] for one in found) for key in found[0]}}
+    rates = [sum(pair) for pair in zip(*(result.pop("images_s") for result in results), strict=True)]
+    return {"images_s": rates, **{key: max(result[key] for result in results) for key in results[0]}}
 
 
 def _rank(options: Options, rank: int, barrier: Any, queue: Any) -> None:
@@ -182,9 +183,9 @@ def _rank(options: Options, rank: int, barrier: Any, queue: Any) -> None:
 
 
 def _memory() -> Figures:
-    held = machine.kilobytes_of("/proc/self/smaps_rollup")
-    private = held["Private_Clean"] + held["Private_Dirty"]
-    return {"rss_mb": held["Rss"] / 1e3, "pss_mb": held["Pss"] / 1e3, "private_mb": private / 1e3}
+    kilobytes = machine.kilobytes_of("/proc/self/smaps_rollup")
+    private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
+    return {"rss_mb": kilobytes["Rss"] / 1e3, "pss_mb": kilobytes["Pss"] / 1e3, "private_mb": private / 1e3}
 
 
 def step_workers(options: Options) -> Figures:
@@ -209,17 +210,17 @@ def step_workers(options: Options) -> Figures:
     return {"first_s": firsts[0], "images_s": rates["images_s"]}
 
 
-# --- parts: what is run, and the table of it --------------------------------------------------------------------------
+# --- parts: runs of steps, and their tables ---------------------------------------------------------------------------
 class Steps:
-    """Runs steps of the set, and collects the lines of the table."""
+    """Runs steps over the set in separate processes."""
 
     def __init__(self, arguments: argparse.Namespace, folder: Path) -> None:
         self.arguments, self.folder = arguments, folder
 
     def run(self, step: str, **options: Any) -> Figures:
-        """The figures of a step. Raises SystemExit for one that failed."""
-        given = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
-        command = [sys.executable, __file__, "--step", step, json.dumps(given)]
+        """The figures of a step. Raises SystemExit if the step failed."""
+        step_options = {"set": str(self.arguments.set), "threads": 2, "started": time.time(), **options}
+        command = [sys.executable, __file__, "--step", step, json.dumps(step_options)]
         how: dict[str, Any] = {"capture_output": True, "text": True}
         done = subprocess.run(command, check=False, timeout=_TIMEOUT, start_new_session=True, **how)
         if done.returncode:
@@ -227,16 +228,16 @@ class Steps:
         return dict(json.loads(done.stdout.splitlines()[-1]))
 
     def rounds(self, ways: dict[str, Callable[[], Figures]]) -> dict[str, list[Figures]]:
-        """The figures of each way, by round; every other round runs backwards."""
-        found: dict[str, list[Figures]] = {name: [] for name in ways}
+        """The figures of each way, by round; every other round runs the ways in reverse."""
+        figures: dict[str, list[Figures]] = {name: [] for name in ways}
         for number in range(self.arguments.rounds):
             for name in reversed([*ways]) if number % 2 else [*ways]:
-                found[name].append(ways[name]())
+                figures[name].append(ways[name]())
                 print(
-                    f"[{number + 1}/{self.arguments.rounds}] {name}: {json.dumps(found[name][-1])[:300]}",
+                    f"[{number + 1}/{self.arguments.rounds}] {name}: {json.dumps(figures[name][-1])[:300]}",
                     file=sys.stderr,
                 )
-        return found
+        return figures
 
 
 def _print(title: str, rows: list[tuple[str, str]]) -> None:
@@ -253,11 +254,11 @@ def fill(steps: Steps) -> None:
     for threads in (1, 2):
         rounds = steps.run("fill", threads=threads, rounds=max(5, steps.arguments.rounds))
         decoded, filled = rounds["decode"], rounds["fill"]
-        ratio = median(ours[0] / theirs[0] for ours, theirs in zip(filled, decoded, strict=True))
+        ratio = median(filling[0] / decoding[0] for filling, decoding in zip(filled, decoded, strict=True))
         rate = median(1e3 / seconds for _, seconds in filled)
-        plain, ours = (median(cpu for cpu, _ in one) for one in (decoded, filled))
-        found = f"{ours:.2f} ms CPU a sample, {rate:,.0f} samples/s; a plain decode {plain:.2f} ms: {ratio:.2f} of it"
-        rows.append((f"filling, {threads} thread{'s' if threads > 1 else ''}", found))
+        plain, filling = (median(cpu for cpu, _ in times) for times in (decoded, filled))
+        text = f"{filling:.2f} ms CPU a sample, {rate:,.0f} samples/s; a plain decode {plain:.2f} ms: {ratio:.2f} of it"
+        rows.append((f"filling, {threads} thread{'s' if threads > 1 else ''}", text))
     _print("Filling; wanted: at most 1.2 plain decodes", rows)
 
 
@@ -276,11 +277,11 @@ def beside(steps: Steps) -> None:
         runs: dict[str, Callable[[], Figures]] = {
             name: functools.partial(steps.run, "beside", epochs=3, pause=pause, **way) for name, way in ways.items()
         }
-        found = steps.rounds(runs)
+        figures = steps.rounds(runs)
         rows = []
-        for name, each in found.items():
-            pairs = zip(each, found["filled before"], strict=True)
-            later = median(max(ours["images_s"][1:]) / max(theirs["images_s"][1:]) for ours, theirs in pairs)
+        for name, each in figures.items():
+            pairs = zip(each, figures["filled before"], strict=True)
+            later = median(max(run["images_s"][1:]) / max(full["images_s"][1:]) for run, full in pairs)
             rates, spent = _rates(each), _rates(each, "cpu_ms", "{:.2f}")
             rows.append((name, f"{rates} images/s; {spent} ms CPU; later epochs {later:.2f} of a full cache"))
         _print(f"Beside training, epochs 1, 2, 3; {1000 * pause:.0f} ms of a GPU's work a batch; 2 threads", rows)
@@ -298,15 +299,15 @@ def start(steps: Steps) -> None:
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         return steps.run("first_batch", directory=directory)
 
-    found = steps.rounds(
+    figures = steps.rounds(
         {
             "no cache": lambda: run(""),
             "coefficients on a disk": lambda: run(str(folder)),
             "coefficients on a disk, cold": lambda: run(str(folder), cold=True),
         }
     )
-    rows = [(f"what is kept of {kept['samples']:,} samples", f"{kept['used_mb']:,.0f} MB")]
-    for name, each in found.items():
+    rows = [(f"the cache of {kept['samples']:,} samples", f"{kept['used_mb']:,.0f} MB")]
+    for name, each in figures.items():
         opened, first, whole = (median(run[key] for run in each) for key in ("open_s", "first_s", "epoch_s"))
         rows.append((name, f"open after {opened:.2f} s, first batch after {first:.2f} s, an epoch after {whole:.2f} s"))
     _print("A new process, since its start", rows)
@@ -319,11 +320,15 @@ def ranks(steps: Steps) -> None:
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
             return steps.run("ranks", epochs=3, directory=folder)
 
-    found = steps.rounds({"no cache": lambda: run(""), "coefficients": lambda: run("coefficients")})
+    figures = steps.rounds({"no cache": lambda: run(""), "coefficients": lambda: run("coefficients")})
     rows = []
-    for name, each in found.items():
-        rss, pss, private = (median(one[key] for one in each) for key in ("rss_mb", "pss_mb", "private_mb"))
-        made = f"; a sample is encoded {max(one['encodings'] for one in each):.3f} times" if name != "no cache" else ""
+    for name, each in figures.items():
+        rss, pss, private = (median(result[key] for result in each) for key in ("rss_mb", "pss_mb", "private_mb"))
+        made = (
+            f"; a sample is encoded {max(result['encodings'] for result in each):.3f} times"
+            if name != "no cache"
+            else ""
+        )
         kept = f"; kept {each[0]['used_mb']:,.0f} MB" if made else ""
         memory = f"MB a process: RSS {rss:.0f}, PSS {pss:.0f}, private {private:.0f}"
         rows.append((name, f"{_rates(each)} images/s{made}; {memory}{kept}"))
@@ -340,10 +345,10 @@ def workers(steps: Steps) -> None:
         for method in ("fork", "spawn")
         for has in (False, True)
     }
-    found = steps.rounds({name: functools.partial(run, *way) for name, way in ways.items()})
+    figures = steps.rounds({name: functools.partial(run, *way) for name, way in ways.items()})
     rows = [
-        (name, f"first batch after {median(one['first_s'] for one in each):.2f} s; {_rates(each)} images/s")
-        for name, each in found.items()
+        (name, f"first batch after {median(result['first_s'] for result in each):.2f} s; {_rates(each)} images/s")
+        for name, each in figures.items()
     ]
     _print("A DataLoader of 2 workers, epochs 1, 2, 3", rows)
 
@@ -354,14 +359,14 @@ _PARTS = {"fill": fill, "beside": beside, "start": start, "ranks": ranks, "worke
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--set", required=True, type=Path, help="a packed set of JPEGs")
-    parser.add_argument("--directory", type=Path, help="on a disk, for the cache of `start`; default: TMPDIR")
-    parser.add_argument("--only", default=",".join(_PARTS), help="some of these, comma between")
+    parser.add_argument("--directory", type=Path, help="directory on a disk for the cache of `start`; default: TMPDIR")
+    parser.add_argument("--only", default=",".join(_PARTS), help="parts to run, comma-separated")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds of a GPU's work a batch, in `beside`")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds of GPU work per batch in `beside`")
     arguments = parser.parse_args()
     unknown = set(arguments.only.split(",")) - set(_PARTS)
     if unknown:
-        parser.error(f"--only: {', '.join(sorted(unknown))} is none of {', '.join(_PARTS)}")
+        parser.error(f"--only: unknown {', '.join(sorted(unknown))}; expected {', '.join(_PARTS)}")
     machine.warm([str(arguments.set)])
     with tempfile.TemporaryDirectory(dir=arguments.directory) as folder:
         try:

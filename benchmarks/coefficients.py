@@ -1,11 +1,11 @@
-"""Images kept as DCT coefficients against libjpeg-turbo: bytes, encoding, decoding of whole images and boxes, and boxes
-resized to 224 x 224.
+"""The codec of DCT coefficients against libjpeg-turbo: bytes, encoding, decoding of whole images and of boxes, and
+boxes resized to 224 x 224.
 
     python benchmarks/coefficients.py FOLDER [--images 200] [--rounds 5]
 
-FOLDER: JPEGs, at any depth. One thread, and its CPU time. A round is every way in turn, each over all images, so that
-none finds in the CPU's cache what another has read. Ratios are taken within a round; medians over rounds. All pixels
-are compared first.
+FOLDER: JPEGs, at any depth. Figures are CPU time of one thread. A round runs every way in turn over all images, so that
+no way profits from data that another left in the CPU's cache. Ratios are taken within a round; medians over rounds. All
+pixels are compared first.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Image(NamedTuple):
 
 def load(folder: Path, most: int) -> list[Image]:
     paths = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    chance, found, reasons = random.Random(SEED), [], []
+    chance, images, reasons = random.Random(SEED), [], []
     for path in paths[:: max(1, len(paths) // most)][:most]:
         jpeg = path.read_bytes()
         try:
@@ -54,26 +54,26 @@ def load(folder: Path, most: int) -> list[Image]:
         shape = parse_coefficients(kept)
         height, width = shape.header.upright_size
         sampling = f"{shape.across}x{shape.down}" if shape.components == 3 else "grey"
-        found.append(Image(jpeg, kept, height, width, sampling, Region(*random_box(height, width, chance))))
-    print(f"{len(found)} images kept, {len(reasons)} not", *reasons, sep="\n  ")
-    return found
+        images.append(Image(jpeg, kept, height, width, sampling, Region(*random_box(height, width, chance))))
+    print(f"{len(images)} images kept, {len(reasons)} not", *reasons, sep="\n  ")
+    return images
 
 
 def resize(pixels: Any, out: Any) -> Any:
-    """As the loader does it without coefficients."""
-    given, made = (torch.from_numpy(one).permute(2, 0, 1)[None] for one in (pixels, out))
-    torch.ops.aten._upsample_bilinear2d_aa.out(given, out.shape[:2], False, None, None, out=made)
+    """Resize as the loader does without coefficients."""
+    source, made = (torch.from_numpy(array).permute(2, 0, 1)[None] for array in (pixels, out))
+    torch.ops.aten._upsample_bilinear2d_aa.out(source, out.shape[:2], False, None, None, out=made)
     return out
 
 
 def compare(images: list[Image]) -> None:
-    """Exit unless all pixels are the same."""
+    """Exit if a pixel differs."""
     resized = 0
     for image in images:
         whole = decode_image(image.jpeg)
         regions = [image.box, *(Region(0, 0, image.height, image.width, n) for n in (2, 4, 8))]
         same = np.array_equal(decode(image.kept), whole)
-        same &= all(np.array_equal(decode(image.kept, one), decode_image(image.jpeg, one)) for one in regions)
+        same &= all(np.array_equal(decode(image.kept, region), decode_image(image.jpeg, region)) for region in regions)
         made = np.empty((SIDE, SIDE, 3), np.uint8)
         if decode_resized(image.kept, image.box, (SIDE, SIDE), made):
             resized += 1
@@ -136,10 +136,10 @@ def measure(images: list[Image], rounds: int) -> None:
                 function(image)
             if number:  # the first round warms up
                 times[name].append(1000 * (time.thread_time() - started) / len(images))
-    for name, found in times.items():
+    for name, milliseconds in times.items():
         base = against.get(name.partition(",")[0])
-        ratio = f"  {np.median(np.divide(times[base], found)):5.2f} x as fast" if base else ""
-        print(f"  {name:32} {np.median(found):7.3f} ms{ratio}")
+        ratio = f"  {np.median(np.divide(times[base], milliseconds)):5.2f} x as fast" if base else ""
+        print(f"  {name:32} {np.median(milliseconds):7.3f} ms{ratio}")
 
 
 def main() -> None:

@@ -2,9 +2,9 @@
 
     python benchmarks/dali.py --task imagenet|celeb --tree TREE --work DIR [--rounds 3]
 
-All DALI rows but the last have one graph: a random box (or the middle of a face), decoded alone, resized with
-antialiasing, flipped by DALI's random numbers. Sets, clock and columns are those of `pipeline.py`; DALI and our package
-are needed in one environment.
+All DALI rows but the last have the same graph: decode a random box (or the middle of a face) only, resize it with
+antialiasing, flip it by DALI's random numbers. Sets, clock and columns are the same as in `pipeline.py`; DALI and our
+package must be installed in one environment.
 """
 
 from __future__ import annotations

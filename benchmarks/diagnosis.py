@@ -1,10 +1,10 @@
-"""Does `packer.diagnose` name the culprit that was planted, and predict what is gained without it?
+"""Does `packer.diagnose` name the planted bottleneck, and predict the speed without it?
 
     python benchmarks/diagnosis.py --runs 10 [--cases "slow reading" "ours: slow decoding"]
 
-Each case is a loader with one slow stage, and the same loader without it. A run diagnoses the
-first and measures the second. The table says how often the culprit was named, and by how much the predicted time of a
-step (`bound`) is off the measured one: median and largest error.
+Each case is a loader with one slow stage, and the same loader without that stage. A run diagnoses the first loader and
+measures the second. The table shows how often the bottleneck was named, and the error of the predicted step time
+(`bound`) against the measured one: median and largest.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ STEP = 0.02
 
 @dataclass(frozen=True)
 class Case:
-    """make, options: the arguments of a diagnosis. culprit: that it must name. without, options_without: the same
-    without the culprit. step: seconds of the simulated step, asked for before each run; None: the usual ones."""
+    """make, options: the arguments of a diagnosis. culprit: the bottleneck it must name. without, options_without: the
+    same arguments without that bottleneck. step: returns the seconds of the simulated step, called before each run;
+    None: the default seconds."""
 
     make: Callable[[], Any]
     culprit: str
@@ -63,7 +64,7 @@ def free_copy(batch: Any) -> Any:
 
 # --- loaders of torch -------------------------------------------------------------------------------------------------
 class Compute:
-    """Works for about so many seconds: the same work each time, however busy the CPUs are."""
+    """Computes for about `seconds` on an idle CPU: the same work on each call, however busy the CPUs are."""
 
     def __init__(self, seconds: float) -> None:
         self.rounds = max(1, round(seconds / _round_seconds()))
@@ -90,7 +91,8 @@ def _round_seconds(known: list[float] = []) -> float:  # noqa: B006  measured on
 
 
 class Images(Dataset[Any]):
-    """first: seconds of the first read of a sample in a process, as of storage behind a cache; read: of every read."""
+    """first: seconds of a sample's first read in a process, like storage behind a cache. read: seconds of every
+    read."""
 
     def __init__(self, read: Callable[[Any], Any], members: Sequence[Callable[[Any], Any]], first: float = 0.0) -> None:
         self.read, self.first, self.transform = read, first, Compose(members)
@@ -127,7 +129,7 @@ def _loader(
 
 
 def foreign_cases() -> dict[str, Case]:
-    """A torch DataLoader; most stages wait, the computing ones compute."""
+    """Cases of a torch DataLoader. Slow stages wait, except in the cases that compute."""
     fast, copies = _loader(), {"copy": free_copy}
     cases = {
         "slow storage behind a cache": Case(_loader(first=SLOW), "storage", fast),
@@ -150,7 +152,7 @@ def foreign_cases() -> dict[str, Case]:
 
 # --- our loader -------------------------------------------------------------------------------------------------------
 class SlowStore(StoreOver):
-    """Waits at each read of an extent, or at the first one only, as storage does whose files are not in memory yet."""
+    """Waits at each read of an extent, or only at the first, like storage whose files are not in memory yet."""
 
     def __init__(self, source: Store, seconds: float, *, first: bool) -> None:
         self.source, self.seconds, self.first = source, seconds, first
@@ -167,7 +169,7 @@ _LEAST_SAMPLES = 4000
 
 
 def our_cases(folder: Path) -> dict[str, Case]:
-    """An ImageLoader over images that are made in `folder`."""
+    """Cases of an ImageLoader over images that are made in `folder`."""
     small, large = folder / "small", folder / "large"
     _make_images(small, (240, 320), 4000)
     _make_images(large, (2400, 3200), 32)
@@ -183,7 +185,7 @@ def our_cases(folder: Path) -> dict[str, Case]:
                 pixels = readers.cached(reader, keep="decoded", backend="memfd")
                 pixels.prefill()
                 reader = pixels
-            if len(reader) < _LEAST_SAMPLES:  # epochs whose ends do not count
+            if len(reader) < _LEAST_SAMPLES:  # so many that the ends of epochs do not count
                 reader = reader.select(indices=[i % len(reader) for i in range(_LEAST_SAMPLES)])
             batch, threads = options.get("batch", BATCH), options.get("threads", 2)
             return ImageLoader(reader, batch, augment=list(ops), threads=threads, seed=1)
@@ -191,7 +193,7 @@ def our_cases(folder: Path) -> dict[str, Case]:
         return make
 
     fast = make()
-    one, waiting = make(threads=1, batch=32), make(threads=1, batch=32, wait=FAST)
+    computing, waiting = make(threads=1, batch=32), make(threads=1, batch=32, wait=FAST)
     return {
         "ours: slow storage": Case(make(wait=SLOW, first=True), "storage", fast),
         "ours: slow reading": Case(make(wait=SLOW), "read", fast),
@@ -200,7 +202,9 @@ def our_cases(folder: Path) -> dict[str, Case]:
         "ours: a thread too few": Case(
             waiting, "workers", make(batch=32, wait=FAST), step=lambda: _alone(waiting()) / 1.5
         ),
-        "ours: a thread too few, computing": Case(one, "workers", make(batch=32), step=lambda: _alone(one()) / 1.5),
+        "ours: a thread too few, computing": Case(
+            computing, "workers", make(batch=32), step=lambda: _alone(computing()) / 1.5
+        ),
         "ours: slow copy": Case(fast, "copy", fast, {"copy": slow_copy}, {"copy": free_copy}),
         "ours: slow training": Case(fast, "", fast, {"simulate_step": 0.1}, {"simulate_step": 0.1}),
         "ours: nothing": Case(fast, "", fast),
@@ -208,7 +212,7 @@ def our_cases(folder: Path) -> dict[str, Case]:
 
 
 def _make_images(tree: Path, size: tuple[int, int], count: int) -> None:
-    """Copies of a few JPEGs of smooth noise, in one class."""
+    """Write copies of a few JPEGs of smooth noise, in one class."""
     from PIL import Image
 
     place, draw = tree / "class", np.random.default_rng(0)
@@ -224,7 +228,7 @@ def _make_images(tree: Path, size: tuple[int, int], count: int) -> None:
 
 
 def _alone(loader: ImageLoader) -> float:
-    """Seconds of a batch, if nothing waits for it."""
+    """Seconds per batch of the loader alone, without a training step."""
     batches = iter(loader)
     for _ in range(8):
         next(batches)
@@ -237,7 +241,7 @@ def _alone(loader: ImageLoader) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=8.0, help="of a diagnosis")
+    parser.add_argument("--seconds", type=float, default=8.0, help="seconds of a diagnosis")
     parser.add_argument("--cases", nargs="*", metavar="NAME", help="default: all")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than CPUs
@@ -245,29 +249,29 @@ def main() -> None:
         cases = foreign_cases() | our_cases(Path(folder))
         if unknown := set(arguments.cases or ()) - set(cases):
             parser.error(f"no case {', '.join(sorted(unknown))}; there are {', '.join(cases)}")
-        print("| planted | named | else | ms a step | predicted | measured | error: median | largest | s |")
+        print("| planted | named | other names | ms per step | predicted | measured | error: median | largest | s |")
         print("|---|---|---|---|---|---|---|---|---|")
         for name in arguments.cases or cases:
             print(f"| {name} | {_row(cases[name], arguments.runs, arguments.seconds)} |", flush=True)
 
 
 def _row(case: Case, runs: int, seconds: float) -> str:
-    found, steps, bounds, without, taken = [], [], [], [], []
+    culprits, steps, bounds, without, taken = [], [], [], [], []
     for _ in range(runs):
         step = STEP if case.step is None else case.step()
         start = time.perf_counter()
         result = packer.diagnose(case.make(), seconds=seconds, **{"simulate_step": step, **case.options})
         taken.append(time.perf_counter() - start)
         mended = packer.diagnose(case.without(), seconds=seconds / 2, **{"simulate_step": step, **case.options_without})
-        found.append(result.culprit)
+        culprits.append(result.culprit)
         steps.append(result.full.seconds)
         bounds.append(result.bound)
         without.append(mended.full.seconds)
     errors = [abs(bound / real - 1) for bound, real in zip(bounds, without, strict=True)]
-    others = ", ".join(sorted({each or "nothing" for each in found if each != case.culprit}))
+    others = ", ".join(sorted({each or "nothing" for each in culprits if each != case.culprit}))
     times = " | ".join(f"{1e3 * statistics.median(each):.1f}" for each in (steps, bounds, without))
     return (
-        f"{found.count(case.culprit)} of {runs} | {others} | {times} | {statistics.median(errors):.0%} | "
+        f"{culprits.count(case.culprit)} of {runs} | {others} | {times} | {statistics.median(errors):.0%} | "
         f"{max(errors):.0%} | {statistics.median(taken):.0f}"
     )
 

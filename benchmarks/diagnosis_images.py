@@ -1,16 +1,17 @@
-"""Real images: does the ladder of a loader say what a plain loop over the same loader measures?
+"""Real images: do a loader's rates in the ladder equal the rates of a plain loop over it?
 
     python benchmarks/diagnosis_images.py TREE [--step 100ms] [--runs 3]
 
 TREE has a folder of JPEGs for each class. Two loaders make batches of 64 random boxes of 224 x 224, flipped, as uint8:
-a torch DataLoader over a data set of Pillow images, written as those of torchvision are, and an ImageLoader. Of each:
+a torch DataLoader over a data set of Pillow images, written like torchvision's data sets, and an ImageLoader. Printed
+for each loader:
 
-images/s         of the loader's own line in the ladder, of a step that takes no time
+images/s         the ladder's rate of the loader, with a training step that takes no time
 plain loop       images/s of a loop over the loader without the tool, run before and after the diagnosis
-culprit, bound   at --step
+culprit, bound   the bottleneck and the bound, with the training step --step
 
-The same loaders are rows of `pipeline.py`, whose rates are those of the plain loop. As functions without arguments,
-they can also be given to the command:
+`pipeline.py` measures the same loaders in a plain loop. The functions that make them take no arguments, so the command
+accepts them, too:
 
     PACKER_TREE=TREE packer diagnose benchmarks/diagnosis_images.py:folder_loader --simulate-step 100ms
 """
@@ -56,7 +57,7 @@ def image_loader() -> Any:
 
 
 def plain_loop(loader: Any) -> float:
-    """Images/s of a loop over a loader, epoch after epoch, once it is under way."""
+    """Images/s of a loop over a loader, epoch after epoch, after a warm-up."""
     batches = (batch for _ in range(1 << 20) for batch in loader)
     for _ in range(_WARM_BATCHES):
         next(batches)
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("tree", type=Path)
     parser.add_argument("--step", type=lambda text: float(text.removesuffix("ms")) / 1e3, default=0.1, metavar="100ms")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of a diagnosis")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of a diagnosis")
     arguments = parser.parse_args()
     os.environ["PACKER_TREE"] = str(arguments.tree)
     print("| loader | images/s, the tool | plain loop | ratio | culprit at the step | ms a step | bound |")
@@ -88,7 +89,7 @@ def main() -> None:
             named.append(result.culprit or "nothing")
             full.append(1e3 * result.full.seconds)
             bounds.append(1e3 * result.bound)
-        ratio = median(mine / loop for mine, loop in zip(rates, looped, strict=True))
+        ratio = median(rate / loop for rate, loop in zip(rates, looped, strict=True))
         print(
             f"| {make.__name__} | {median(rates):.0f} | {median(looped):.0f} | {ratio:.2f} "
             f"| {', '.join(sorted(set(named)))} | {median(full):.1f} | {median(bounds):.1f} |",

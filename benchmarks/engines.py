@@ -1,9 +1,9 @@
-"""Engines: the same conversion with one worker and with two, by each engine that is here, in turn.
+"""Engines: the same conversion with one worker and with two, by each installed engine in turn.
 
     python benchmarks/engines.py --tree TREE --work DIR [--rounds 5] [--only local,mpi] [--options "--check decode"]
 
-The clock is that of the command, from the listing to the commit, without starting Python, ranks or a cluster. All
-outputs must have the same bytes in the same files, but for what names the source.
+The time is the command's own, from the listing to the commit, without the start of Python, ranks or a cluster. All
+outputs must be byte-identical, except for the metadata that names the source.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ for _engine, _imports in ((local, ""), (mpi, "mpi4py"), (dask, "distributed"), (
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One conversion. Raises RuntimeError if its shards and indexes differ from those of the first."""
+    """Convert once. Raises RuntimeError if shards and indexes differ from the first conversion's."""
     from cache.checksums import file_checksum
 
     out, sums = arguments.work / "set", arguments.work / "sums.json"
@@ -80,14 +80,14 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     with chosen.function(chosen.options["workers"]) as complete:
         sync_below(arguments.work)
         done = subprocess.run(complete(command), check=True, capture_output=True, text=True)
-    cpu = cpu_seconds() - cpu  # with that of starting a cluster
+    cpu = cpu_seconds() - cpu  # includes the start of a cluster
     result = json.loads(done.stdout)
     files = [path for path in out.rglob("*") if path.is_file() and (path.parent != out or path.suffix in SHARDS)]
     made = {str(path.relative_to(out)): file_checksum(path) for path in files}
     if not sums.exists():
         sums.write_text(json.dumps(made))
     if json.loads(sums.read_text()) != made:
-        raise RuntimeError("the bytes are others than those of the first conversion")
+        raise RuntimeError("the bytes differ from the first conversion's")
     return {"samples_s": result["samples"] / result["seconds"], "cpu_s": cpu, "files": len(made)}
 
 
@@ -100,7 +100,7 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
         columns=(
             Column("samples_s", "samples/s (min–max)"),
             Column("cpu_s", "CPU s", "{:.1f}"),
-            Column("files", "files that are the same"),
+            Column("files", "identical files"),
         ),
         key="samples_s",
         limits=[("samples_s", f"{engine}, 1 worker") for engine in ("local", "mpi", "dask", "ray")],
@@ -113,9 +113,9 @@ if __name__ == "__main__":
     main(
         _benchmark,
         __doc__,
-        tree="what is converted",
+        tree="the source to convert",
         work="folder for the output",
         to=("tar", "the format", ("tar", "hdf5", "tfrecord")),
-        options=("", "of packer convert"),
+        options=("", "further options of packer convert"),
         rounds=5,
     )

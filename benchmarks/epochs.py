@@ -1,9 +1,10 @@
-"""Epochs of training from a slow source: read there, staged before, staged meanwhile in two orders, and cached.
+"""Training epochs from a slow source: read directly, staged before, staged in the background in two orders, cached.
 
     python benchmarks/epochs.py --tree TREE --work DIR --target DIR [--bandwidth 20] [--latency 5] [--rounds 3] …
 
-Packs the tree once into DIR/set (outside the clock). Each row is a process: ImageLoader with RandomResizedCrop(224) and
-a flip, two epochs. The clock starts before staging. The source is `slow_source.SlowSource` over the packed set.
+Packs the tree once into DIR/set (not timed). Each row is a process that runs two epochs of ImageLoader with
+RandomResizedCrop(224) and a flip. The time includes staging. The source is `slow_source.SlowSource` over the packed
+set.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Training:
-    """A row opens a reader, and an order, for this packed set; `to` is a directory of this node."""
+    """A row's arguments: it opens a reader and an order of this packed set. to: a directory of this node."""
 
     made: Path
     to: Path
@@ -72,11 +73,11 @@ def staged(job: Training, background: bool) -> Iterator[Any]:
         yield readers.open(path, "train", fallback=job.made if background else None), None
 
 
-contender(STAGED, note="the first epoch begins when all is here")(functools.partial(staged, background=False))
+contender(STAGED, note="the first epoch begins when all shards are staged")(functools.partial(staged, background=False))
 contender(GLOBAL)(functools.partial(staged, background=True))
 
 
-@contender(FIRST, patience=_PATIENCE_SECONDS, note="a shard on its way is waited for")
+@contender(FIRST, patience=_PATIENCE_SECONDS, note="waits for a shard that is being copied")
 @contender("ours: background, staged first, no patience", patience=0.0)
 @contextmanager
 def staged_first(job: Training, patience: float = 0.0) -> Iterator[Any]:
@@ -89,7 +90,7 @@ def staged_first(job: Training, patience: float = 0.0) -> Iterator[Any]:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of two epochs, staging in the first, how much of the first was local, and bytes read from the source."""
+    """Seconds of two epochs, the first with staging; the first epoch's share of local reads; bytes from the source."""
     import torch
 
     torch.set_num_threads(1)
@@ -141,7 +142,7 @@ def _epochs(reader: Any, order: Any, threads: int) -> Iterator[int]:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """The set exists, and is in the page cache if the model reads it from there."""
+    """Pack the set if needed, and bring it into the page cache, from which the simulated source reads it."""
     made = pack_set(arguments, shard_size=int(arguments.shard_mb * 1e6))
     shutil.rmtree(_target(arguments, chosen.name), ignore_errors=True)
     _target(arguments, chosen.name).mkdir(parents=True)
@@ -155,7 +156,7 @@ def _target(arguments: argparse.Namespace, name: str) -> Path:
 BENCHMARK = Benchmark(
     title="Epochs from a slow source",
     columns=(
-        Column("before_s", "s before the first batch could be asked for", "{:.2f}"),
+        Column("before_s", "s before the first request", "{:.2f}"),
         Column("first_s", "first epoch and staging, s", "{:.2f}"),
         Column("second_s", "second epoch, s", "{:.2f}"),
         Column("both_s", "both, s", "{:.2f}"),
@@ -176,12 +177,12 @@ if __name__ == "__main__":
     main(
         BENCHMARK,
         __doc__,
-        tree="folder with train/<class>/ of image files",
+        tree="folder of image files in train/<class>/",
         work="folder for the packed set",
         target="folder to stage to",
         bandwidth=(20.0, "MB/s of the source"),
-        latency=(5.0, "milliseconds of a request to the source"),
-        shard_mb=(8.0, "size of a shard"),
+        latency=(5.0, "milliseconds per request to the source"),
+        shard_mb=(8.0, "size of a shard in MB"),
         window=(4, "shards that a batch of the staged-first order mixes"),
-        threads=(2, "of the loader"),
+        threads=(2, "threads of the loader"),
     )

@@ -1,12 +1,12 @@
-"""GPU: from a set to normalised batches on the device, ours and everybody's, and the fused kernel against its bound.
+"""GPU: from a set to normalised batches on the device, our loader and peers, and the fused kernel against its bound.
 
     python benchmarks/gpu.py --tree TREE --work DIR [--batch 256] [--n 25600] [--threads N] [--trace FILE] …
 
-TREE holds class folders of JPEG files; sets are made from it below DIR, once and outside the clock. Batches are
-float16, a random box of 224 x 224, flipped, normalised. The ladder rows differ in where bytes come from (files, or
-our cache in shared memory) and in who decodes; those with a `cpu_share` divide decoding between CPU and GPU. --trace
-writes a profile of our first loader row for chrome://tracing, in which decode, kernels and the consumer's work can be
-seen to overlap. Without a GPU every row says why it did not run; `--device cpu` runs ours.
+TREE holds class folders of JPEG files; sets are made from it below DIR, once and not timed. Batches are float16: a
+random box resized to 224 x 224, flipped, normalised. The ladder rows differ in the source of the bytes (files, or our
+cache in shared memory) and in the decoder; rows with a `cpu_share` divide decoding between CPU and GPU. --trace writes
+a profile of our first loader row for chrome://tracing, which shows how decode, kernels and the consumer's work overlap.
+Without a GPU every row says why it did not run; `--device cpu` runs our rows.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from machine import Clock, list_tree
 from pipeline_sets import HDF5, TAR
 from report import PEERS, Claim, Column
 
-# A row takes a `Task`, and returns what its loader is: a function that makes the batches of an epoch. Batches are
-# (images, …) on the device: normalised floats in float16, 224 x 224, a random box, flipped or not.
+# A row takes a `Task` and returns a function that makes the batches of an epoch. Batches are (images, …) on the device:
+# normalised float16, a random box resized to 224 x 224, half of them flipped.
 
 SIZE = 224
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 CODEC, V2 = "ours: torchcodec", "torchvision decode + v2 transforms"
-SHARES = (0.25, "auto")  # of what the GPU can decode, by the CPU; 0 is the row before
+SHARES = (0.25, "auto")  # the CPU's share of the images that the GPU can decode; the row before has share 0
 MakeBatches: TypeAlias = Callable[[], Iterable[Any]]
 
 
 @dataclass(frozen=True)
 class Task:
-    """tree: class folders of JPEG files. work: where sets are. threads: for reading and for decoding on the CPU."""
+    """tree: class folders of JPEG files. work: folder of the sets. threads: for reading and for decoding on the CPU."""
 
     tree: Path
     work: Path
@@ -116,7 +116,7 @@ def dali_external(task: Task) -> MakeBatches:
 
 
 def rung(task: Task, keep: str, decoder: str) -> MakeBatches:
-    """Of the ladder: where the bytes come from, and who decodes them."""
+    """A row of the ladder. keep: the form of our cache, or "" for files. decoder: of our loader."""
     import readers
 
     if decoder == "auto":
@@ -167,8 +167,8 @@ _PLUGIN = "torch nvidia.dali nvidia.dali.plugin.pytorch"
 
 
 def _dali(task: Task, read: Callable[[Any], Any], *, fused: bool = True) -> MakeBatches:
-    """fused: decode the random boxes only, as NVIDIA's example for ImageNet does. nvImageCodec 0.9.0 crashed at that on
-    some GPUs (nvImageCodec#55), so there is a row without it."""
+    """fused: decode the random boxes only, as NVIDIA's example for ImageNet does. nvImageCodec 0.9.0 crashes there on
+    some GPUs (nvImageCodec#55), so one row decodes whole images."""
     from nvidia.dali import fn, pipeline_def, types
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
@@ -225,8 +225,8 @@ def dali_webdataset(task: Task) -> MakeBatches:
 
 
 # --- without a loader: kernels alone, and the memory bandwidth that bounds them ---------------------------------------
-# GB/s are of the bytes that must be moved. Of the fused kernel these are the pixels of the boxes once, and the batch;
-# its images are real ones. Of coefficients they are those of the whole images, and the pixels of the boxes.
+# GB/s count the bytes that must be moved: for the fused kernel the pixels of the boxes (of real images) and the batch,
+# each once; for coefficients those of whole images, and the pixels of the boxes.
 KERNEL, COPY = "ours: kernel alone", "limit: copy within the GPU"
 COEFFICIENTS = "ours: coefficients to boxes alone"
 _COPIED_BYTES = 1 << 30
@@ -239,7 +239,7 @@ TILINGS = (
 
 
 def seconds_of(work: Callable[[], object]) -> float:
-    """Of one call, queued many times, by the GPU's clock."""
+    """Seconds per call, queued many times, by the GPU's clock."""
     import torch
 
     for _ in range(3):
@@ -284,7 +284,7 @@ def kernel(task: Task) -> dict[str, Any]:
     sizes = np.array([picture.size for picture in pictures])
     recipe = Recipe([RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(MEAN, STD)])
     jobs = recipe.plan(0, 0, np.arange(len(pictures)), sizes[:, 0], sizes[:, 1]).jobs()
-    # What must be read and written at least: the pixels of the boxes once, and the batch.
+    # The least number of bytes read and written: the pixels of the boxes, and the batch.
     moved = sum(3 * job[0][2] * job[0][3] for job in jobs) + len(jobs) * 3 * SIZE * SIZE * 2
     figures: dict[str, Any] = {}
     for tiling in TILINGS:
@@ -294,7 +294,7 @@ def kernel(task: Task) -> dict[str, Any]:
         renderer.render(pictures, jobs, (SIZE, SIZE))
         out = torch.empty((len(jobs), 3, SIZE, SIZE), dtype=torch.float16, device=device)
         out = out.contiguous(memory_format=torch.channels_last)
-        launch = renderer.prepared(pictures, jobs, out)  # the table is uploaded before the clock
+        launch = renderer.prepared(pictures, jobs, out)  # the upload of the table is not timed
         seconds = seconds_of(launch)
         figures["gb_s" if tiling == TILINGS[0] else f"gb_s {tiling}"] = moved / seconds / 1e9
         if tiling == TILINGS[0]:
@@ -307,7 +307,7 @@ def kernel(task: Task) -> dict[str, Any]:
     imports="torch triton",
     figures=True,
     data=["tree"],
-    note="boxes of one batch, their tables and the wait for the device included; the upload apart",
+    note="boxes of one batch, with their tables and the wait for the device, without the upload",
 )
 def coefficients(task: Task) -> dict[str, Any]:
     import numpy as np
@@ -332,8 +332,8 @@ def coefficients(task: Task) -> dict[str, Any]:
     regions = [Region(*job[0]) for job in jobs]
     decoder = CoefficientDecoder(torch.device("cuda", 0))
     uploaded = decoder.upload(images, shapes)
-    found = decoder.decode(uploaded, regions)
-    moved = uploaded.data.numel() + sum(picture.pixels.numel() for picture in found)  # type: ignore[union-attr]
+    pictures = decoder.decode(uploaded, regions)
+    moved = uploaded.data.numel() + sum(picture.pixels.numel() for picture in pictures)  # type: ignore[union-attr]
     seconds = seconds_of(lambda: decoder.decode(uploaded, regions))
     copying = seconds_of(lambda: decoder.upload(images, shapes))
     return {
@@ -375,7 +375,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _shares(make: MakeBatches) -> dict[str, Any]:
-    """Of the images that the device could decode, the share that the CPU does in the end: of our loaders."""
+    """For our loaders: the CPU's final share of the images that the device can decode."""
     loader = make()
     share = getattr(loader.stats(), "cpu_share", None) if hasattr(loader, "stats") else None
     return {} if share is None else {"cpu_share": share}
@@ -451,8 +451,8 @@ if __name__ == "__main__":
         tree="folder of class folders of JPEG files",
         work="folder for the sets",
         batch=(256, "images in a batch"),
-        n=(25600, "images in the clock"),
-        threads=(len(os.sched_getaffinity(0)), "of each row"),
+        n=(25600, "timed images"),
+        threads=(len(os.sched_getaffinity(0)), "threads of each row"),
         device=("cuda", "where batches go", ("cuda", "cpu")),
         trace=(None, "write a profile of our first loader row to this file"),
     )

@@ -1,4 +1,4 @@
-"""Run contenders against each other: each in a process of its own, in rounds, the order changed every round.
+"""Run contenders against each other: each in a separate process, in rounds, in a different order each round.
 
 A benchmark is a script that registers contenders and calls `main`:
 
@@ -6,12 +6,12 @@ A benchmark is a script that registers contenders and calls `main`:
     def lmdb(tree, output): ...
 
     if __name__ == "__main__":
-        main(BENCHMARK, __doc__, tree="folder of class folders", n=(2560, "images in the clock"))
+        main(BENCHMARK, __doc__, tree="folder of class folders", n=(2560, "timed images"))
 
-`main` runs the script again for every contender and round (`--one NAME`); that process imports what the
-contender needs, prepares the machine, calls the benchmark's `measure` and leaves its figures, one JSON object, in
-a file. Rounds interleave: the order turns by one from round to round and every other round runs backwards, so
-that a slow phase of the machine hits every contender alike. Ratios are taken within a round, see `report`.
+`main` runs the script again for every contender and round (`--one NAME`); that process imports the contender's
+modules, prepares the machine, calls the benchmark's `measure` and writes its figures, a JSON object, to a file. The
+order of contenders rotates by one from round to round, and every other round runs in reverse, so that a slow phase of
+the machine affects all contenders alike. Ratios are taken within a round, see `report`.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ Results = dict[str, list[dict[str, Any]]]
 
 
 class NotHere(Exception):
-    """A contender cannot run: something it needs is not installed, or was not made."""
+    """A contender cannot run: a package or a set that it needs is missing."""
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One row. function: what `measure` gets. imports: done before the clock. python: key of its interpreter.
+    """One row. function: for `measure`. imports: modules to import before timing. python: key of its interpreter.
 
-    note: what its time holds. options: what the benchmark needs to know of it.
+    note: what its time includes. options: further facts for the benchmark.
     """
 
     name: str
@@ -82,11 +82,11 @@ class Contender:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What a script measures.
+    """A script's measurement.
 
     key: the column that rows are sorted by. limits: (column, row) pairs that get a column of ratios. measure:
-    (contender, arguments) -> figures, in the contender's process. before: (contender, arguments), in the driver's,
-    before each run.
+    (contender, arguments) -> figures, in the contender's process. before: (contender, arguments), called before each
+    run in the driver's process.
     """
 
     title: str
@@ -105,7 +105,7 @@ CONTENDERS: dict[str, Contender] = {}
 def contender(
     name: str, *, imports: str = "", python: str = "main", note: str = "", **options: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register a contender; names that begin with "limit:" or "ours:" are what the ratios are about."""
+    """Register a contender. Ratios compare rows named "ours: …" with rows named "limit: …" and with all other rows."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         CONTENDERS[name] = Contender(name, function, tuple(imports.split()), python, note, options)
@@ -117,7 +117,8 @@ def contender(
 def register(
     rows: Iterable[Mapping[str, Any]], makers: Iterable[Callable[..., Any]], add: Callable[..., Any] = contender
 ) -> None:
-    """Contenders of a table. rows: name; make: which of the makers; with: its further arguments; what `add` takes."""
+    """Register the contenders of a table. rows: name; make: name of a maker; with: its keyword arguments; all other
+    keys are arguments of `add`."""
     named = {function.__name__: function for function in makers}
     for row in map(dict, rows):
         function = functools.partial(named[row.pop("make")], **row.pop("with", {}))
@@ -132,15 +133,18 @@ def slug(name: str) -> str:
 def base_parser(
     description: str | None, out: str = "append all figures to this JSON file", **more: Any
 ) -> argparse.ArgumentParser:
-    """The options that all benchmarks have, and `more`: the help of a path that must be given, or (default, help), and
-    choices. A default of False makes a flag; a type, an option that must be given; list, one that may be so several
-    times. A number is another default of an option that is there. out: what --out says of itself."""
+    """A parser of the common options and of `more`.
+
+    more: help of a required path; or (default, help) or (default, help, choices). The default False makes a flag, a
+    type a required option, `list` a required option that may be repeated. A number alone replaces the default of a
+    common option. out: help of --out.
+    """
     parser = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
-    numbers = {name: given for name, given in more.items() if isinstance(given, int | float)}
-    for name, given in more.items():
+    numbers = {name: option for name, option in more.items() if isinstance(option, int | float)}
+    for name, option in more.items():
         if name in numbers:
             continue
-        default, text, *choices = (Path, given) if isinstance(given, str) else given
+        default, text, *choices = (Path, option) if isinstance(option, str) else option
         how: dict[str, Any] = {"default": default, "type": str if default is None else type(default)}
         if default is list:
             how = {"required": True, "type": Path, "action": "append"}
@@ -151,8 +155,8 @@ def base_parser(
         how |= {"choices": choices[0]} if choices else {}
         parser.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="run contenders whose name contains one of these (comma between)")
-    parser.add_argument("--skip", help="leave out contenders whose name contains one of these (comma between)")
+    parser.add_argument("--only", help="run contenders whose name contains one of these (comma-separated)")
+    parser.add_argument("--skip", help="leave out contenders whose name contains one of these (comma-separated)")
     parser.add_argument("--python", action="append", default=[], metavar="KEY=PATH", help="interpreter of a peer")
     parser.add_argument("--timeout", type=float, default=300, help="seconds a contender may take in a round")
     parser.add_argument("--out", type=Path, help=out)
@@ -163,15 +167,18 @@ def base_parser(
 
 
 def interpreters(arguments: argparse.Namespace) -> dict[str, str]:
-    """This one as "main", and those of --python."""
+    """This interpreter as "main", and the interpreters of --python."""
     return {"main": sys.executable, **dict(pair.split("=", 1) for pair in arguments.python)}
 
 
 def main(
     benchmark: Benchmark | Callable[[argparse.Namespace], Benchmark], description: str | None, **options: Any
 ) -> None:
-    """Drive the rounds and print the report; in a contender's process, run that contender. benchmark: may be a function
-    of the arguments, which may also register rows and remove some. options: see `base_parser`."""
+    """Drive the rounds and print the report; in a contender's process, run that contender.
+
+    benchmark: a benchmark, or a function from the arguments to one, which may also add and remove rows. options: as
+    `more` of `base_parser`.
+    """
     arguments = base_parser(description, **options).parse_args()
     if not isinstance(benchmark, Benchmark):
         benchmark = benchmark(arguments)
@@ -192,7 +199,7 @@ def output_of(work: Path, name: str) -> Path:
 
 
 def make_once(folder: Path, make: Callable[[Path], object]) -> None:
-    """Have `make` fill a folder that is not there yet: an empty one, which then gets this name."""
+    """Unless `folder` exists, let `make` fill an empty folder, and rename it to `folder`."""
     if folder.exists():
         return
     if str(REPOSITORY) not in sys.path:
@@ -205,32 +212,32 @@ def make_once(folder: Path, make: Callable[[Path], object]) -> None:
 
 
 def pack_set(arguments: argparse.Namespace, **options: Any) -> Path:
-    """--work/set, packed from --tree as HDF5 where it is not there yet, by a process of its own."""
+    """--work/set, which a separate process packs from --tree as HDF5 unless it exists."""
     made = Path(arguments.work) / "set"
     if not (made / "dataset.json").exists():
-        given = json.dumps({"to": "hdf5", "output": str(made), **options})
+        settings = json.dumps({"to": "hdf5", "output": str(made), **options})
         script = "import json, sys, packer\npacker.convert(sys.argv[1], **json.loads(sys.argv[2]))"
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        subprocess.run([sys.executable, "-c", script, str(arguments.tree), given], check=True, env=environment)
+        subprocess.run([sys.executable, "-c", script, str(arguments.tree), settings], check=True, env=environment)
     return made
 
 
-def keep_rows(wanted: Callable[[Contender], bool]) -> None:
-    """Forget the other contenders."""
-    for name in [name for name, row in CONTENDERS.items() if not wanted(row)]:
+def keep_rows(is_kept: Callable[[Contender], bool]) -> None:
+    """Forget all contenders for which `is_kept` is false."""
+    for name in [name for name, row in CONTENDERS.items() if not is_kept(row)]:
         del CONTENDERS[name]
 
 
 def run_one_and_exit(benchmark: Benchmark, arguments: argparse.Namespace) -> None:
-    """In a contender's process: run it and end. Elsewhere: nothing."""
+    """In a contender's process: run the contender and exit. In other processes: do nothing."""
     if arguments.one:
         arguments.result.write_text(json.dumps(_run_one(benchmark, arguments)))
         sys.stdout.flush()
-        os._exit(0)  # some peers leave threads behind that would wait for ever
+        os._exit(0)  # some peers leave threads behind that never end
 
 
 def _run_one(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, Any]:
-    # Behind everything else, so that our folders' names cannot hide a peer's modules.
+    # At the end, so that our folders' names cannot hide a peer's modules.
     sys.path.append(str(REPOSITORY))
     chosen = CONTENDERS[arguments.one]
     started = time.perf_counter()
@@ -252,15 +259,15 @@ def _run_one(benchmark: Benchmark, arguments: argparse.Namespace) -> dict[str, A
 
 
 def _chosen(arguments: argparse.Namespace) -> list[str]:
-    wanted, unwanted = ((text or "").split(",") for text in (arguments.only, arguments.skip))
-    names = [name for name in CONTENDERS if any(part in name for part in wanted)]
-    return [name for name in names if not any(part and part in name for part in unwanted)]
+    only, skip = ((text or "").split(",") for text in (arguments.only, arguments.skip))
+    names = [name for name in CONTENDERS if any(part in name for part in only)]
+    return [name for name in names if not any(part and part in name for part in skip)]
 
 
 def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
-    """Run the chosen contenders, each in a process of its own, for all rounds.
+    """Run the chosen contenders, each in a separate process, for all rounds.
 
-    Returns results[name][round]: what each run gave; a contender that failed is not run again.
+    Returns the figures as results[name][round]; a contender that fails does not run again.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the contender, too
     names = _chosen(arguments)
@@ -286,7 +293,7 @@ def drive(benchmark: Benchmark, arguments: argparse.Namespace) -> Results:
 
 
 def _run_alone(interpreter: str, name: str, timeout: float) -> dict[str, Any]:
-    """One run, and how many CPUs other processes used meanwhile."""
+    """The figures of one run, and the number of CPUs that other processes used during it."""
     started, own, system = time.perf_counter(), cpu_seconds(), system_cpu_seconds()
     run = _run_child(interpreter, name, timeout)
     others = (system_cpu_seconds() - system) - (cpu_seconds() - own)
@@ -298,7 +305,7 @@ def _run_child(interpreter: str, name: str, timeout: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         result, log = Path(folder, "result.json"), Path(folder, "log")
         command = [interpreter, *sys.argv, "--one", name, "--result", str(result)]
-        # Peers that clean up "their" folders in the temporary directory get one of their own.
+        # A separate temporary directory, because some peers delete folders there.
         environment = {**os.environ, "TMPDIR": folder, "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
         with open(log, "wb") as file:
             child = subprocess.Popen(command, env=environment, stdout=file, stderr=file, start_new_session=True)
@@ -317,7 +324,7 @@ def _run_child(interpreter: str, name: str, timeout: float) -> dict[str, Any]:
 
 
 def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """Kill the contender and what it started; it leads a session of its own."""
+    """Kill the contender, which leads its own session, and all processes that it started."""
     try:
         os.killpg(child.pid, signal.SIGKILL)
     except ProcessLookupError:

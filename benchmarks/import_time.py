@@ -1,8 +1,8 @@
-"""Import: the time of `import readers` after NumPy, next to other libraries.
+"""Import: the time of `import readers` after NumPy, compared with other libraries.
 
     python benchmarks/import_time.py [--rounds 15] …
 
-Each round starts a fresh interpreter that imports NumPy first and takes the time of the rest.
+Each round starts a new interpreter that imports NumPy first and times the rest.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ contender("FFCV", python="ffcv", module="ffcv")(lambda: None)
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Import once to have the byte code written, then again with the clock on."""
+    """Import once so that the byte code is written, then again with timing."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(REPOSITORY), os.environ.get("PYTHONPATH", ""))),

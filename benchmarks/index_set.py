@@ -1,4 +1,4 @@
-"""Packed sets of any number of samples, made in seconds: an index over shards that are holes, one image, or links."""
+"""Packed sets of any number of samples, made in seconds: an index over shards that are holes, one image or links."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def synthetic_columns(samples: int, seed: int = 0) -> tuple[Any, Any, Any]:
 
 
 def build_index(folder: Path, samples: int, image: bytes | None = None) -> None:
-    """Make a set in an empty folder. image: what every sample is, a JPEG; without one, shards are holes."""
+    """Make a set in an empty folder. image: the JPEG of every sample; without it, shards are holes."""
     from packer.columns import PartMeta, save_part
     from readers.layout import ShardInfo
 
@@ -49,7 +49,7 @@ def join_parts(
     folder: Path, container: str, parts: list[Path], shards: list[Any], classes: list[str], has_checksums: bool = True
 ) -> None:
     """Write the index of a split "train" from the parts of its shards, and dataset.json, as a commit does.
-    has_checksums: of the files of the index."""
+    has_checksums: write the checksums of the index files."""
     from cache.files import Folder
     from packer.columns import write_index
     from packer.documents import write_dataset_info
@@ -89,7 +89,7 @@ def _part(first: int, samples: int) -> dict[str, Any]:
 
 
 def _same_image(columns: dict[str, Any], image: bytes) -> None:
-    """Let all samples of a part be the image at the start of the shard."""
+    """Point all samples of a part to the image at the start of the shard."""
     from crc32c import crc32c
 
     from readers.headers import MEDIA, parse_header

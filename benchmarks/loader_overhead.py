@@ -1,10 +1,10 @@
-"""Loader: the cost of `ImageLoader` apart from decoding, its memory over epochs, and the time to its first batch.
+"""Loader: the cost of `ImageLoader` without decoding, its memory over epochs, and the time to its first batch.
 
     python benchmarks/loader_overhead.py --tree TREE --work DIR [--rounds 3] …
 
-Decoding is left out by a stub that returns an array of the final size, so nothing is resized either; what remains is
-the order, the plan, reading a small sample, copying it to its place in the batch and the hand-over between threads.
-Sets that are not below --work yet are made first (0.8 GB for ten million samples).
+A stub replaces decoding and returns an array of the final size, so nothing is resized either; the rest is the order,
+the plan, reading a small sample, copying it to its place in the batch and the hand-over between threads. Sets that are
+missing below --work are made first (0.8 GB for ten million samples).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PRIME_BYTES = 1 << 28
 
 
 def _loader(folder: Path, arguments: argparse.Namespace, size: int, **options: Any) -> Any:
-    """A function that makes the loader over a set that is opened here."""
+    """Open a set, and return a function that makes a loader over it."""
     import readers
     from readers.augment import RandomHorizontalFlip, RandomResizedCrop
     from readers.loader import ImageLoader
@@ -61,7 +61,7 @@ def _overhead(arguments: argparse.Namespace, threads: int, flip: bool, every: in
 
 
 def _with_metrics(loader: Any, every: int) -> Any:
-    """The batches, with the loader's figures every so many, as callbacks of trainers take them."""
+    """The batches, with a call of the loader's `metrics` every `every` batches, as in callbacks of trainers."""
     for number, batch in enumerate(loader):
         if number % every == 0:
             loader.metrics()
@@ -105,7 +105,7 @@ def overhead_no_clocks(arguments: argparse.Namespace) -> dict[str, float]:
 
 
 class _Ready:
-    """A data set of finished tensors."""
+    """A data set that always returns the same tensor."""
 
     def __init__(self) -> None:
         import torch
@@ -155,15 +155,15 @@ def memory(arguments: argparse.Namespace) -> dict[str, float]:
         for step, _ in enumerate(loader):
             if step == middle:
                 figures[epoch] = pss_of_tree()
-    # How much is in hand at a moment goes up and down by some batches: the median of three epochs stands for each end.
+    # The memory varies by some batches from moment to moment, so each figure is the median of three epochs.
     early, late = (statistics.median(figures[epoch] for epoch in epochs) for epochs in (EARLY, LATE))
     return {"early_mb": early, "late_mb": late, "growth_mb": late - early}
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     prime(_PRIME_BYTES)
-    found: dict[str, Any] = chosen.function(arguments)
-    return found
+    figures: dict[str, Any] = chosen.function(arguments)
+    return figures
 
 
 def _folder(arguments: argparse.Namespace, name: str) -> Path:
@@ -173,7 +173,7 @@ def _folder(arguments: argparse.Namespace, name: str) -> Path:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """Make the set a row needs, and have it in the page cache."""
+    """Make the row's set, and bring it into the page cache."""
     for name in chosen.options["needs"]:
         folder = _folder(arguments, name)
         if name == pipeline_sets.HDF5:
@@ -225,7 +225,7 @@ if __name__ == "__main__":
         BENCHMARK,
         __doc__,
         tree="folder of class folders of image files",
-        work="folder for the sets, or that of pack.py --keep",
-        samples=(10_000_000, "of the large set"),
+        work="folder for the sets, or the folder of pack.py --keep",
+        samples=(10_000_000, "samples of the large set"),
         workers=(2, "threads"),
     )

@@ -1,14 +1,16 @@
-"""The machine under a benchmark: its page cache, its free memory, and how much memory a process held.
+"""The machine under a benchmark: its page cache, its free memory, and the memory of processes.
 
-Everything here runs outside the clock.
+Nothing in this module is timed.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import mmap
 import os
 import resource
+import subprocess
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -20,6 +22,7 @@ __all__ = [
     "cpu_seconds_of",
     "cpu_seconds_of_tree",
     "files_below",
+    "fio",
     "folder_bytes",
     "has_gpu",
     "kilobytes_of",
@@ -39,7 +42,7 @@ _MB = 1e6
 
 
 class Clock:
-    """Time, and CPU time of this process and all below it, since it was made."""
+    """Wall time, and CPU time of this process and its descendants, since the clock was made."""
 
     def __init__(self) -> None:
         self._cpu, self._started = cpu_seconds_of_tree(), time.perf_counter()
@@ -49,13 +52,13 @@ class Clock:
         return time.perf_counter() - self._started
 
     def figures(self, count: int) -> dict[str, float]:
-        """ "images_s" and "cpu_us", CPU microseconds of an image, of so many."""
+        """The rate "images_s" and the CPU microseconds per image "cpu_us" of `count` images."""
         seconds, cpu = self.seconds, cpu_seconds_of_tree() - self._cpu
         return {"images_s": count / seconds, "cpu_us": 1e6 * cpu / count}
 
 
 def list_tree(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
-    """(path, label) of every file of `root/<class>/`, sorted; what a contender without a lister of its own calls."""
+    """(path, label) of every file of `root/<class>/`, sorted: for contenders that do not list files themselves."""
     found = []
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     for label, name in enumerate(classes):
@@ -72,7 +75,7 @@ def files_below(root: str | os.PathLike[str]) -> list[str]:
 
 
 def has_gpu() -> bool:
-    """Whether torch finds a GPU; known without importing it where the machine has no device of that kind."""
+    """Whether torch finds a GPU. torch is not imported on machines without GPU devices."""
     if not any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")):
         return False
     import torch
@@ -96,7 +99,7 @@ def warm(roots: Iterable[str | os.PathLike[str]]) -> None:
 
 
 def chill(roots: Iterable[str | os.PathLike[str]]) -> str:
-    """Empty the page cache (root), or at least of the files below the folders; returns which of the two it was."""
+    """Empty the page cache (as root), or drop the files below the folders from it; returns a name of what was done."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3")
@@ -112,7 +115,7 @@ def chill(roots: Iterable[str | os.PathLike[str]]) -> str:
 
 
 def sync_below(root: str | os.PathLike[str]) -> None:
-    """Have every file below a folder on the disk, and the names that lead to it."""
+    """Sync every file below a folder, and its directories, to the disk."""
     for path in [*files_below(root), *(folder for folder, _, _ in os.walk(root))]:
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -121,11 +124,24 @@ def sync_below(root: str | os.PathLike[str]) -> None:
             os.close(descriptor)
 
 
-def prime(size_bytes: int) -> float:
-    """Touch that much free memory and give it back at once; returns the seconds it took.
+def fio(files: Iterable[Path], block: int, depth: int = 1, *, direct: bool = False, mode: str = "randread") -> float:
+    """Reads a second of fio in one process, each block once: through the page cache, or from the device (`direct`).
 
-    A virtual machine may hand free memory back to its host; the first touch of such a page then costs several times
-    as much as the work that is being timed. Pages touched here stay with us for some seconds.
+    files: whole, cut into blocks of `block` bytes (direct: rounded up to 4 KiB). Raises FileNotFoundError without fio.
+    """
+    size, engine = (-(-block // 4096) * 4096, "libaio") if direct else (block, "psync")
+    options = [f"--bs={size}", f"--iodepth={depth}", f"--direct={direct:d}", f"--ioengine={engine}", "--invalidate=0"]
+    command = ["fio", "--name=read", f"--rw={mode}", "--readonly", "--output-format=json", *options]
+    command.append("--filename=" + ":".join(map(str, files)))
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
+
+
+def prime(size_bytes: int) -> float:
+    """Touch `size_bytes` of free memory and free it at once; returns the seconds of that.
+
+    A virtual machine may return free memory to its host; the first touch of a page then costs several times as much as
+    the timed work. Touched pages stay with the machine for some seconds.
     """
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     size = min(size_bytes, available * 3 // 4)
@@ -137,7 +153,7 @@ def prime(size_bytes: int) -> float:
 
 
 def reset_peak() -> None:
-    """Forget the peak of this process so far, such as the memory that `prime` touched."""
+    """Reset the peak memory of this process, which includes the memory that `prime` touched."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
@@ -145,7 +161,7 @@ def reset_peak() -> None:
 def peak_memory() -> dict[str, float]:
     """Peak resident memory in MB since `reset_peak`: of this process, and of its largest child that has ended.
 
-    A child's figure cannot be less than what this process held when it forked.
+    A child's figure includes the memory of this process at the fork.
     """
     own = kilobytes_of("/proc/self/status")["VmHWM"] / 1e3
     child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 / _MB
@@ -153,7 +169,7 @@ def peak_memory() -> dict[str, float]:
 
 
 def memory_of_self() -> dict[str, float]:
-    """The memory of this process now, in MB: private (anonymous) memory, and mapped pages of files.
+    """The current memory of this process in MB: private (anonymous) memory, and mapped pages of files.
 
     Pages of files belong to the page cache and are shared by all processes that map them.
     """
@@ -162,15 +178,16 @@ def memory_of_self() -> dict[str, float]:
 
 
 def kilobytes_of(path: str) -> dict[str, float]:
-    """The lines "Name: number kB" of a file of /proc, in 1,000 bytes."""
+    """The lines "Name: number kB" of a file of /proc, in units of 1,000 bytes."""
     rows = (line.replace(":", " ").split() for line in Path(path).read_text().splitlines())
     return {row[0]: int(row[1]) * 1.024 for row in rows if row[-1:] == ["kB"]}
 
 
 def pss_of_tree(without: int = 0) -> float:
-    """Memory of this process and all below it but one, in MB: pages that several share count for each in part (PSS).
+    """PSS in MB of this process and its descendants, except the process `without`: a page that n processes share counts
+    1/n for each.
 
-    Mapped pages of files and shared memory are in it.
+    PSS includes mapped pages of files and shared memory.
     """
     total = 0.0
     for pid in _tree():
@@ -182,12 +199,12 @@ def pss_of_tree(without: int = 0) -> float:
 
 
 def cpu_seconds_of_tree() -> float:
-    """CPU time, user and system, of this process and all below it that live; of those that ended, if waited for."""
+    """User and system CPU time of this process and its descendants, and of ended children that were waited for."""
     return sum(cpu_seconds_of(pid) for pid in _tree())
 
 
 def cpu_seconds_of(pid: int) -> float:
-    """CPU time of a process and of its children that it has waited for; 0 where there is none."""
+    """CPU time of a process and of the children that it has waited for; 0 for a process that does not exist."""
     try:
         return sum(map(int, _stat(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
     except OSError:
@@ -200,7 +217,7 @@ def _stat(pid: int) -> list[str]:
 
 
 def _tree() -> list[int]:
-    """This process and all below it."""
+    """The ids of this process and its descendants."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -213,12 +230,12 @@ def _tree() -> list[int]:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of its children that have ended, user and system."""
+    """User and system CPU time of this process and of its ended children."""
     return sum(os.times()[:4])
 
 
 def system_cpu_seconds() -> float:
-    """CPU time of everything on this machine since it started, the host's share of it (steal) included."""
+    """CPU time of all processes of this machine since it started, with the time that the host took (steal)."""
     ticks = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
     idle = ticks[3] + ticks[4]
     return (sum(ticks) - idle) / os.sysconf("SC_CLK_TCK")

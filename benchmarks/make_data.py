@@ -1,14 +1,14 @@
-"""Make the trees that the benchmarks run on, from any folder of JPEG files.
+"""Make the benchmarks' trees from any folder of JPEG files.
 
     python benchmarks/make_data.py JPEGS --out DIR [--files 10000] [--tiny 50000] [--420 2000] [--faces 10000]
 
-DIR/full    the JPEGS, as they are, repeated until there are enough, in 10 class folders
-DIR/tiny    the JPEGS scaled down to files of about 4 kB, repeated likewise
-DIR/420     those of the JPEGS that have colours, encoded again with 4:2:0 and their own tables of quantisation
-DIR/faces   178 x 218 pixels from the middle of the JPEGS, scaled down, 4:2:0, quality 80: as CelebA's aligned faces
+DIR/full    unchanged copies of JPEGS, repeated up to the number of files, in 10 class folders
+DIR/tiny    JPEGS scaled down to files of about 4 kB, repeated likewise
+DIR/420     the colour images of JPEGS, encoded again with 4:2:0 and the quantisation tables of each file
+DIR/faces   178 x 218 pixels from the middle of JPEGS, scaled down, 4:2:0, quality 80: like CelebA's aligned faces
 
-0 files leave a tree out. The same files give the same trees. Every file is a copy of its own, with its own pages and
-blocks.
+0 files leave a tree out. The same files give the same trees. Every file is a real copy, not a link, with separate pages
+and blocks.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ _SIDES = (64, 80, 96, 112, 128, 144, 160)
 
 
 def make_full(jpegs: Sequence[Path], folder: Path, files: int) -> None:
-    """Copy `files` JPEGS, the first again after the last."""
+    """Write `files` copies of the JPEGs, starting again at the first after the last."""
     for number in range(files):
         shutil.copyfile(jpegs[number % len(jpegs)], _place(folder, number))
 
 
 def make_tiny(jpegs: Sequence[Path], folder: Path, files: int) -> None:
-    """Write `files` small versions; each of the JPEGS is scaled once."""
+    """Write `files` small versions; each JPEG is scaled once."""
     _make(jpegs, folder, files, _scaled)
 
 
 def make_420(jpegs: Sequence[Path], folder: Path, files: int) -> None:
-    """Write `files` of 4:2:0."""
+    """Write `files` JPEGs with 4:2:0."""
     _make(jpegs, folder, files, _subsampled)
 
 
 def make_faces(jpegs: Sequence[Path], folder: Path, files: int) -> None:
-    """Write `files` of the size of CelebA's."""
+    """Write `files` JPEGs of the size of CelebA's faces."""
     _make(jpegs, folder, files, _face)
 
 
 def _make(jpegs: Sequence[Path], folder: Path, files: int, encode: Callable[[Path], bytes]) -> None:
-    """Write what `encode` makes of each of the JPEGS, once, until there are enough; it gives nothing for some."""
+    """Write `files` results of `encode`, repeating them if needed; an empty result leaves that JPEG out."""
     made = [data for path in jpegs[:files] if (data := encode(path))]
     if files and not made:
-        raise SystemExit(f"{folder}: none of the JPEGS will do")
+        raise SystemExit(f"{folder}: no JPEG is suitable")
     for number in range(files):
         _place(folder, number).write_bytes(made[number % len(made)])
 
@@ -79,7 +79,7 @@ def _face(path: Path) -> bytes:
 
 
 def _scaled(path: Path) -> bytes:
-    """The largest of a few square-ish sizes that fits into TINY_BYTES at quality 90, or the smallest size."""
+    """The largest of a few sizes that fits into TINY_BYTES at quality 90, or else the smallest size."""
     from PIL import Image
 
     data = b""

@@ -38,7 +38,7 @@ for _container in FORMATS:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Convert once. A set of one shard is written by the calling process, several by two workers."""
+    """Convert once. The calling process writes a set of one shard; two workers write a set of more shards."""
     output = Path(arguments.work) / slug(chosen.name)
     shutil.rmtree(output, ignore_errors=True)
     reset_peak()
@@ -77,5 +77,5 @@ if __name__ == "__main__":
         BENCHMARK,
         __doc__,
         tree="folder of class folders of image files",
-        work="folder for the outputs, which are removed",
+        work="folder for the outputs, which are removed afterwards",
     )

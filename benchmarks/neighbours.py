@@ -1,11 +1,12 @@
-"""Neighbours: epochs of N nodes, each a process with directories of its own, over one slow source that counts.
+"""Neighbours: epochs of N nodes, each a process with its own directories, over one slow source that counts bytes.
 
     python benchmarks/neighbours.py --set DIR --work DIR [--nodes 2,4] [--bandwidth 50] [--latency 5] [--rounds 3] …
 
 The source is one link for all nodes (`slow_source.SlowStore`). A node reads its share of each epoch in batches of 64,
-the next two announced, and decodes nothing. Nodes begin each epoch together; its time is that of the slowest. Before
-the first are opening, staging at the pace of the link, and starting servers. Epochs of the node-local order are local,
-but for every second one. "source / set" is what all nodes together took from the source, of the payloads or the shards.
+announces the next two, and decodes nothing. Nodes begin each epoch together; an epoch lasts until the slowest node has
+ended it. The time before the first epoch includes opening, staging at the pace of the link, and starting servers. In
+the node-local order every second epoch exchanges samples between nodes; the others read local files only. "source /
+set" is the bytes that all nodes together read from the source, divided by the bytes of the payloads or the shards.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _BATCH, _AHEAD, _SEED, _EPOCHS = 64, 2, 1, 3
 
 @dataclass(frozen=True)
 class Node:
-    """The arguments of a node's reader. place: its own directory. shared: a directory of all nodes."""
+    """The arguments of a node's reader. place: the node's directory. shared: a directory of all nodes."""
 
     made: Path
     number: int
@@ -86,7 +87,7 @@ class Node:
 
 
 def run_node(node: Node, kind: str, barrier: Any, results: Any) -> None:
-    """One node's process; puts (number, bytes that were copied, seconds before the first epoch and of each, CPU s)."""
+    """A node's process; puts (number, copied bytes, seconds before the first epoch and of each epoch, CPU seconds)."""
     from readers.order import NodeLocal, Shuffled
     from readers.order.schedule import make_schedule
 
@@ -114,7 +115,7 @@ def run_node(node: Node, kind: str, barrier: Any, results: Any) -> None:
                     reader.prefetch(ahead)
                 reader.read_many(rows)
             seconds.append(time.perf_counter() - started)
-            barrier.wait()  # all have read the epoch: counted now
+            barrier.wait()  # all nodes have read the epoch, and the main process counts the bytes
             barrier.wait()
             started = time.perf_counter()
         results.put((node.number, copied, seconds, time.process_time()))
@@ -122,7 +123,7 @@ def run_node(node: Node, kind: str, barrier: Any, results: Any) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Seconds of each epoch, and its bytes from the source, in sizes of the set."""
+    """Seconds of each epoch, and its bytes from the source relative to the set."""
     import readers
 
     nodes, kind = chosen.options["nodes"], chosen.options["kind"]
@@ -150,22 +151,22 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         moved.append((now - before) / payloads)
         before = now
         barrier.wait()
-    said = [results.get(timeout=60) for _ in started]
+    reports = [results.get(timeout=60) for _ in started]
     barrier.wait()
     for process in started:
         process.join()
     shutil.rmtree(work)
-    copied = sum(one[1] for one in said)
-    # Index files are copied by every node and are no part of the shards.
+    copied = sum(report[1] for report in reports)
+    # Every node copies the index files, which do not count as bytes of shards.
     moved[0] += max(0, copied - nodes * _index_bytes(arguments.set)) / shards
-    before_s, *slowest = [max(one[2][part] for one in said) for part in range(1 + _EPOCHS)]
+    before_s, *slowest = [max(report[2][part] for report in reports) for part in range(1 + _EPOCHS)]
     return {
         "before_s": before_s,
         **{f"epoch{epoch}_s": seconds for epoch, seconds in enumerate(slowest)},
         **{f"epoch{epoch}_moved": share for epoch, share in enumerate(moved)},
         "all_s": before_s + sum(slowest),
         "moved": sum(moved),
-        "cpu_ms_sample": 1e3 * sum(one[3] for one in said) / (_EPOCHS * len(plain)),
+        "cpu_ms_sample": 1e3 * sum(report[3] for report in reports) / (_EPOCHS * len(plain)),
     }
 
 
@@ -216,9 +217,9 @@ if __name__ == "__main__":
         _benchmark,
         __doc__,
         set="a packed set on this machine",
-        work="folder for copies, caches and the nodes' meeting",
+        work="folder for copies, caches and the nodes' shared directory",
         nodes=("2,4", "numbers of nodes"),
         bandwidth=(50.0, "MB/s of the source, for all nodes together"),
-        latency=(5.0, "milliseconds of a request to the source"),
-        exchange=(2, "every how many epochs the node-local order exchanges"),
+        latency=(5.0, "milliseconds per request to the source"),
+        exchange=(2, "epochs between two exchanges of the node-local order"),
     )

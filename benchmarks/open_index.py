@@ -1,10 +1,10 @@
-"""Open: how long it takes, and how much memory, until a set of ten million samples can be read.
+"""Open: the time and memory until a set of ten million samples can be read.
 
     python benchmarks/open_index.py --work DIR [--samples 10000000] [--rounds 3] …
 
-The sets are synthetic: whole and valid as far as opening goes, with shards that are holes. They are made once under
-DIR (about 3 GB) and kept. Imports are not in the clock, `import_time.py` has them. Memory counts what opening adds:
-private is what the process has for itself; mapped pages of files belong to the page cache and are shared.
+The sets are synthetic: valid for opening, with shards that are holes. They are made once under DIR (about 3 GB) and
+kept. Imports are not timed; `import_time.py` measures them. Memory is what opening adds: private memory of the process,
+and mapped pages of files, which belong to the page cache and are shared.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from index_set import MEAN_BYTES, build_index, synthetic_columns
 from machine import folder_bytes, memory_of_self, prime, warm
 from report import Claim, Column
 
-# Indexes of a synthetic set: how each is made, and how it is opened.
+# Making and opening the indexes of a synthetic set.
 #
-# A contender takes (folder, samples) and returns a look-up, `i -> anything`, that finds the place of sample i,
-# how long it is, and its label. Its `build` option makes the index in an empty folder.
+# A contender takes (folder, samples) and returns a look-up, `i -> anything`, of the place, length and label of sample
+# i. Its option `build` makes the index in an empty folder.
 
 
 LookUp = Callable[[int], Any]
@@ -104,7 +104,7 @@ def _build_litdata(folder: Path, samples: int) -> None:
     "litdata",
     imports="litdata",
     build=_build_litdata,
-    note="1,000 samples a chunk; offsets lie in the chunks, so a look-up is nothing",
+    note="1,000 samples a chunk; offsets are stored in the chunks, so a look-up does no work",
 )
 def litdata(folder: Path, samples: int) -> LookUp:
     import litdata
@@ -119,7 +119,7 @@ _PRIME_BYTES = 1 << 28
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Open once in this fresh process, then look samples up: where they lie, how long they are, their label."""
+    """Open once in this new process, then look up the place, length and label of samples."""
     folder = _folder(chosen, arguments)
     warm([folder / name for name in chosen.options.get("warm", ["."])])
     prime(_PRIME_BYTES)
@@ -130,9 +130,9 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     opened = time.perf_counter() - started
     after = memory_of_self()
     chance = random.Random(1)
-    wanted = [chance.randrange(arguments.samples) for _ in range(LOOKUPS)]
+    indices = [chance.randrange(arguments.samples) for _ in range(LOOKUPS)]
     started = time.perf_counter()
-    for i in wanted:
+    for i in indices:
         look_up(i)
     looked_up = time.perf_counter() - started
     end = memory_of_self()
@@ -148,7 +148,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """Make the contender's set where it is not there yet."""
+    """Make the contender's set unless it exists."""
     folder = _folder(chosen, arguments)
     make_once(folder, lambda unfinished: chosen.options["build"](unfinished, arguments.samples))
 
@@ -166,7 +166,7 @@ BENCHMARK = Benchmark(
         Column("file_mb", "mapped MB", "{:,.1f}"),
         Column("lookup_us", "µs/lookup", "{:,.2f}"),
         Column("private_after_mb", f"private MB after {LOOKUPS:,} lookups", "{:,.1f}"),
-        Column("file_after_mb", "mapped MB then", "{:,.1f}"),
+        Column("file_after_mb", "mapped MB after lookups", "{:,.1f}"),
         Column("process_private_mb", "private MB of the process", "{:,.1f}"),
         Column("index_mb", "index MB", "{:,.1f}"),
     ),
@@ -183,6 +183,6 @@ if __name__ == "__main__":
     main(
         BENCHMARK,
         __doc__,
-        work="folder where the sets are made and kept",
-        samples=(10_000_000, "of the sets"),
+        work="folder for the sets, which are kept",
+        samples=(10_000_000, "samples of each set"),
     )

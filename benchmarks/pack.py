@@ -1,10 +1,10 @@
-"""Pack: a tree of image files into shards, ours and everybody's, warm page cache.
+"""Pack: a tree of image files into shards, by packer and by its peers, with a warm page cache.
 
     python benchmarks/pack.py --tree TREE --work DIR [--keep] [--rounds 3] [--python ffcv=PATH] …
 
-Two clocks: until the writer returns, and until everything it wrote is on the disk (fsync of every file). Ours has
-its own fsync within both, except in the rows "not synced", which return as `cat` and the peers do: with their output in
-the page cache. `--keep` leaves each contender's output under DIR, which is what `read.py` reads.
+Two times: until the writer returns, and until all its output is on the disk (fsync of every file). packer calls fsync
+within both times, except in the rows "not synced", which return like `cat` and the peers with their output in the page
+cache. `--keep` leaves each contender's output under DIR for `read.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from machine import cpu_seconds, folder_bytes, list_tree, peak_memory, prime, re
 from pipeline_sets import IndexedFiles
 from report import Claim, Column
 
-# The limit of all packers: moving the same bytes.
+# The limit of all packers: copying the same bytes.
 
 
 CAT = "limit: cat to one file"
@@ -65,11 +65,10 @@ def _copy(paths: Sequence[str], target: str) -> None:
     os.close(out)
 
 
-# Writers of other projects, each used as its documentation shows, storing the given bytes and the label.
+# Writers of other projects, each used as in its documentation; each stores the bytes of the files and the label.
 #
-# All of them list the tree with `machine.list_tree` within the clock, run in one process unless the note says
-# otherwise, leave the fsync to the kernel, and keep neither checksums of samples nor anything parsed from the images,
-# unless the note says so.
+# Every time includes `machine.list_tree`. Unless the note says otherwise, a writer runs in one process, leaves the
+# fsync to the kernel, and stores neither checksums of samples nor facts parsed from the images.
 
 
 ROWS_PER_GROUP = 500
@@ -222,7 +221,7 @@ def _litdata_sample(item: tuple[str, int]) -> dict[str, Any]:
 def litdata_optimize(tree: str, output: str) -> None:
     import litdata
 
-    # It empties the folders that these variables name before it starts; without them, two in the system's TMPDIR.
+    # LitData empties these folders before it starts; without the variables, it empties two folders in TMPDIR.
     for variable, name in {"CACHE": "chunks", "DATA_CACHE": "data"}.items():
         folder = os.environ[f"DATA_OPTIMIZER_{variable}_FOLDER"] = os.path.join(output, "cache", name)
         os.makedirs(folder)
@@ -232,13 +231,13 @@ def litdata_optimize(tree: str, output: str) -> None:
 
 FORMATS = ("hdf5", "tfrecord", "tar")
 OURS = "2 processes; listing, header of every image parsed, CRC32C of samples and shards, index, fsync, commit"
-LIKE = "the same work without fsync: returns, as cat and the peers do, with its output in the page cache"
+LIKE = "the same work without fsync: like cat and the peers, it returns with its output in the page cache"
 _SPARE_BYTES = 1 << 30
 
 
 @contextlib.contextmanager
 def _unsynced() -> Iterator[None]:
-    """Nothing is forced to the disk meanwhile, in this process and in those it forks."""
+    """A context in which fsync does nothing, in this process and in its forks."""
     import packer.formats.base as files
 
     fsync, write_behind = os.fsync, files.write_behind
@@ -297,7 +296,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """Source files in the page cache, nothing of others on its way to the disk, no output of earlier runs."""
+    """Bring the source files into the page cache, sync pending writes, and remove the output of earlier runs."""
     if not arguments.keep:
         for name in CONTENDERS:
             shutil.rmtree(arguments.work / slug(name), ignore_errors=True)
@@ -314,7 +313,7 @@ BENCHMARK = Benchmark(
         Column("synced_s", "s to disk", "{:.2f}"),
         Column("cpu_us", "CPU µs/file"),
         Column("overhead_percent", "overhead %", "{:.2f}"),
-        Column("shard_overhead_percent", "of shards %", "{:.2f}"),
+        Column("shard_overhead_percent", "overhead of shards %", "{:.2f}"),
         Column("peak_mb", "peak RSS MB"),
     ),
     key="files_s",
@@ -346,8 +345,8 @@ if __name__ == "__main__":
         chosen,
         __doc__,
         tree="folder of class folders of image files",
-        work="folder for the outputs, one folder a contender",
+        work="folder for the outputs, one folder per contender",
         keep=(False, "keep the outputs, for read.py"),
-        tiny=(False, "judge by the claims for files of about 4 kB"),
-        prime=(2.0, "free memory to touch first, times the tree's bytes"),
+        tiny=(False, "check the claims for files of about 4 kB"),
+        prime=(2.0, "free memory to touch first, as a multiple of the tree's bytes"),
     )

@@ -1,7 +1,7 @@
-"""The job of the rows of `pipeline.py`.
+"""`Job`, the arguments of the rows of `pipeline.py`, and the registration of rows.
 
-A row is registered once for uint8 and once for float32 batches. Its function gets a `Job`, opens the set, and returns a
-function that makes the loader: an iterable of (images, labels), for one epoch or without end. Images are
+A row is registered once for uint8 and once for float32 batches. Its function takes a `Job`, opens the set, and returns
+a function that makes the loader: an iterable of (images, labels), for one epoch or without end. Images are
 [n, 3, size, size] or [n, size, size, 3]; floats are normalised.
 """
 
@@ -19,9 +19,9 @@ from harness import contender, output_of
 __all__ = ["CELEB_BOX", "KINDS", "MANY_EPOCHS", "Box", "Job", "MakeLoader", "pipeline", "random_box", "scaled_decode"]
 
 KINDS = ("u8", "f32")
-# For samplers that continue by themselves, so that a small set has no pauses between epochs.
+# For samplers that start the next epoch themselves, so that small sets have no pauses between epochs.
 MANY_EPOCHS = 1000
-# Top, left, height, width: those of readers.augment.CELEBA_CROP, which environments of peers do not have.
+# Top, left, height, width: a copy of readers.augment.CELEBA_CROP, which environments of peers cannot import.
 CELEB_BOX = (40, 15, 148, 148)
 
 Box: TypeAlias = tuple[int, int, int, int]
@@ -53,7 +53,7 @@ class Job:
 
     @property
     def mean(self) -> list[float]:
-        """Of values 0 to 1, by channel."""
+        """Mean of values from 0 to 1, by channel."""
         return [0.5] * 3 if self.celeb else [0.485, 0.456, 0.406]
 
     @property
@@ -62,16 +62,16 @@ class Job:
 
     @property
     def dali_crop(self) -> dict[str, Any]:
-        """`CELEB_BOX` as DALI's decoders take it: positions are fractions of what is left of 178 x 218."""
+        """`CELEB_BOX` for DALI's decoders: positions are fractions of 178 x 218 less the box."""
         top, left, height, width = CELEB_BOX
         return {"crop": (height, width), "crop_pos_y": top / (218 - height), "crop_pos_x": left / (178 - width)}
 
     def output(self, name: str) -> str:
-        """A set made by `pipeline_sets`, or left by `pack.py --keep`."""
+        """The folder of a set made by `pipeline_sets` or `pack.py --keep`."""
         return str(output_of(self.work, name))
 
     def box(self, height: int, width: int, chance: Any = random) -> Box:
-        """(top, left, height, width) to cut out."""
+        """(top, left, height, width) of the task's crop."""
         if self.celeb:
             return CELEB_BOX
         return random_box(height, width, chance)
@@ -97,10 +97,10 @@ def pipeline(
     data: Iterable[str] = (),
     **more: Any,
 ) -> Callable[[Callable[[Job], MakeLoader]], Callable[[Job], MakeLoader]]:
-    """Register a row per kind, with the note at the first.
+    """Register a row per kind of batch; the first has the note.
 
-    data: the sets it reads ("tree": the files). more: as for `contender`; apart: it does not read the same bytes, so
-    it is not compared with others.
+    data: the sets that the row reads ("tree": the files). more: as for `contender`. apart: the row reads other bytes,
+    so it is not compared with other rows.
     """
 
     def register(function: Callable[[Job], MakeLoader]) -> Callable[[Job], MakeLoader]:
@@ -115,8 +115,8 @@ def pipeline(
 def scaled_decode(
     data: bytes, shape: tuple[int, int], box: tuple[int, int, int, int], size: int
 ) -> tuple[Any, tuple[int, int, int, int]]:
-    """simplejpeg's smallest decoding in which the box still has `size` pixels a side (0: full size), and the box there,
-    rounded to whole pixels."""
+    """simplejpeg's smallest scaled decode in which the box still has `size` pixels per side (0: full size), and the box
+    in its coordinates, rounded to whole pixels."""
     import simplejpeg
 
     (height, width), (top, left, h, w) = shape, box

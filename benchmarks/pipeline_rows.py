@@ -1,9 +1,9 @@
-"""Rows of `pipeline.py` and `dali.py`; `pipeline.toml` says which of them there are.
+"""Functions of the rows of `pipeline.py` and `dali.py`; `pipeline.toml` lists the rows.
 
-Ours: the loader with threads, and the data set in torch's DataLoader. Peers that decode in worker processes of torch's
-DataLoader; with loaders of their own (SPDL's threads, FFCV, DALI on the CPU, LitData, LanceDB, Grain); and torchdata's
-threads, Grain (JAX) and tf.data over our sets. Where a library leaves decoding to its user, it gets the fastest that a
-peer has: simplejpeg at a fraction of the size, and cv2.
+Ours: the loader with threads, and the data set in torch's DataLoader. Peers: decoding in worker processes of torch's
+DataLoader; libraries with their own loaders (SPDL's threads, FFCV, DALI on the CPU, LitData, LanceDB, Grain); and
+torchdata's threads, Grain (JAX) and tf.data over our sets. A library that leaves decoding to its user gets the fastest
+decoder of the peers: simplejpeg at a fraction of the size, and cv2.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _reader(job: Job, name: str = sets.HDF5) -> Any:
 
 
 def image_loader(job: Job, of: str, decoder: str = "", cached: bool = False) -> MakeLoader:
-    """cached: from a cache of coefficients in memory, which is filled here."""
+    """cached: read from a cache of coefficients in memory, which is filled first."""
     import readers
     from readers.loader import ImageLoader
 
@@ -84,7 +84,7 @@ def image_folder(job: Job) -> MakeLoader:
 
 
 def _tensor_ops(job: Job) -> Any:
-    """The same with torchvision.transforms.v2, for uint8 tensors [3, h, w]."""
+    """The task's ops of torchvision.transforms.v2, for uint8 tensors [3, h, w]."""
     import torch
     from torchvision.transforms import v2 as T
 
@@ -251,7 +251,7 @@ def lance_streaming(job: Job) -> MakeLoader:
     from torch.utils.data import DataLoader
 
     cv2.setNumThreads(0)
-    torch.set_num_threads(1)  # more of them, of the copy to a batch, take the cores from the decoders
+    torch.set_num_threads(1)  # more threads copying batches would take the cores from the decoders
     table = lancedb.connect(job.output(sets.LANCE)).open_table("images")
 
     def transform(rows: Any) -> list[Any]:
@@ -269,7 +269,7 @@ def lance_streaming(job: Job) -> MakeLoader:
 
 # --- DALI -----------------------------------------------------------------------------------------------------------
 def dali_graph(job: Job, read: Callable[[], tuple[Any, Any]], processes: int = 1) -> MakeLoader:
-    """Batches without end: where a reader ends an epoch, the next begins. processes: of a parallel external source."""
+    """Batches of epoch after epoch, without end. processes: of a parallel external source."""
     import numpy as np
     from nvidia.dali import fn, pipeline_def, types
 
@@ -314,7 +314,7 @@ def dali_file(job: Job) -> MakeLoader:
 
 
 def dali_webdataset(job: Job, indexed: bool = False) -> MakeLoader:
-    """indexed: by our index; else DALI makes its own."""
+    """indexed: give DALI our index; otherwise DALI makes one."""
     from nvidia.dali import fn
 
     folder, options = job.output(sets.TAR), {}
@@ -344,7 +344,7 @@ def dali_tfrecord(job: Job) -> MakeLoader:
 
 
 def dali_external(job: Job, parallel: bool = False, **options: Any) -> MakeLoader:
-    """Our external source: views, or read by further processes of DALI."""
+    """Our external source: views in this process, or (parallel) reads in DALI's worker processes."""
     from readers.dali import external_source
 
     reader, options = _reader(job), {"seed": 1, "parallel": parallel, "ahead": 2, **options}
@@ -410,7 +410,7 @@ def grain_source(job: Job) -> MakeLoader:
 
 
 def grain_records(job: Job) -> MakeLoader:
-    """Grain's own reader, of ArrayRecord."""
+    """Grain's own reader of ArrayRecord."""
     import cv2
     import grain
 
@@ -450,7 +450,8 @@ def _tf_threads(job: Job) -> Any:
 
 
 def _tf_augment(job: Job) -> Any:
-    """(JPEG, label) to (uint8 [size, size, 3], label): only the box is decoded, then an antialiased resize."""
+    """A function from (JPEG, label) to (uint8 [size, size, 3], label): decodes only the box, and resizes it with
+    antialiasing."""
     import tensorflow as tf
 
     def augment(jpeg: Any, label: Any) -> Any:
@@ -524,5 +525,5 @@ _MAKERS = (
 
 
 def register_rows(of: str) -> None:
-    """Those of "pipeline" or "dali"."""
+    """Register the rows of "pipeline" or "dali"."""
     register(ROWS[of], _MAKERS, pipeline)

@@ -1,8 +1,8 @@
-"""The sets that the rows of `pipeline.py` read: made once under --work, outside every clock, and kept.
+"""The sets that the rows of `pipeline.py` read: made once under --work, not timed, and kept.
 
-    python pipeline_sets.py NAME TREE OUTPUT      (what `make` runs, with the interpreter that the set needs)
+    python pipeline_sets.py NAME TREE OUTPUT      (run by `make` with the interpreter that the set needs)
 
-Names and places are those of `pack.py --keep`, so what that left is used as it is.
+Names and folders are the same as those of `pack.py --keep`, so its output is used.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _TIMEOUT_SECONDS = 3600
 
 
 def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> Path:
-    """The folder of a set, made where it is not there. Raises CalledProcessError; KeyError without an interpreter."""
+    """The folder of a set, which is made if it does not exist. Raises CalledProcessError; KeyError (no interpreter)."""
     folder = work / slug(name)
     if not folder.is_dir():
         unfinished = folder.with_name(folder.name + ".tmp")
@@ -53,7 +53,7 @@ def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> 
         unfinished.mkdir(parents=True)
         interpreter = interpreters["ffcv" if name.startswith("FFCV") else "main"]
         command = [interpreter, os.path.abspath(__file__), name, str(tree), str(unfinished)]
-        # Some writers clean up "their" folders in the temporary directory.
+        # Some writers delete folders in the temporary directory.
         with tempfile.TemporaryDirectory(prefix="benchmark-") as temporary:
             environment = {**os.environ, "TMPDIR": temporary}
             subprocess.run(command, check=True, env=environment, timeout=_TIMEOUT_SECONDS, stdout=sys.stderr)
@@ -67,7 +67,7 @@ def make(name: str, tree: Path, work: Path, interpreters: Mapping[str, str]) -> 
 def _ours(name: str, tree: str, output: str) -> None:
     import packer
 
-    # Enough shards for libraries that give each worker some of them.
+    # Enough shards for libraries that assign whole shards to workers.
     options: dict[str, Any] = {"shards": packer.Shards(samples=_SAMPLES_PER_SHARD)}
     if name == RECODED:
         options["images"] = packer.Images(reencode=packer.Reencode(resize_short=SHORT_SIDE, quality=QUALITY))
@@ -75,7 +75,7 @@ def _ours(name: str, tree: str, output: str) -> None:
 
 
 def _write_record_index(shard: Path) -> None:
-    """`<shard>.idx`: a line "offset size" for each record, which DALI wants."""
+    """Write `<shard>.idx` for DALI: a line "offset size" for each record."""
     path = shard.with_name(f"{shard.name}.idx")
     if path.exists():
         return
@@ -90,7 +90,7 @@ def _write_record_index(shard: Path) -> None:
 
 
 class IndexedFiles:
-    """The input of FFCV's writer: a sequence of (image, label). load: from a path to the image."""
+    """The input of FFCV's writer: a sequence of (image, label). load: reads the image of a path."""
 
     def __init__(self, tree: str, load: Callable[[str], Any]) -> None:
         self.items, self.load = list_tree(tree), load
@@ -104,7 +104,7 @@ class IndexedFiles:
 
 
 def _picture(path: str, short_side: int | None) -> Any:
-    """short_side: made that small first, as we do."""
+    """short_side: resize to this short side, as packer does; None: the original size."""
     from PIL import Image
 
     with Image.open(path) as opened:
@@ -128,7 +128,7 @@ def _lance(name: str, tree: str, output: str) -> None:
     import lancedb
     import pyarrow as pa
 
-    # No dictionary: of copies of an image, as in the trees of make_data.py, it would store one.
+    # No dictionary: it would store the copies of an image in the trees of make_data.py only once.
     image = pa.field("image", pa.large_binary(), metadata={"lance-encoding:dict-divisor": str(1 << 30)})
     items, schema = list_tree(tree), pa.schema([image, pa.field("label", pa.int64())])
 
@@ -141,7 +141,7 @@ def _lance(name: str, tree: str, output: str) -> None:
 
 
 def _packed(name: str, tree: str, output: str) -> None:
-    """As pack.py does."""
+    """Write the set with the writer of pack.py."""
     import pack
 
     pack.CONTENDERS[name].function(tree, output)

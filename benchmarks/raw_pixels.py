@@ -1,10 +1,11 @@
-"""Raw pixels against JPEG and PNG: the CPU time of a loader, and the bytes, of the same images.
+"""Raw pixels against JPEG and PNG: CPU time of the loader, and bytes, for the same images.
 
     python benchmarks/raw_pixels.py FOLDER [--count 500] [--side 256] [--crop 224] [--rounds 5]
 
-FOLDER has images, in folders or not. They are packed with `Resize(side), CenterCrop(side)` as JPEG (quality 90), PNG
-and raw pixels. Rounds alternate; of each the CPU time of the whole process is taken, with one thread and everything in
-the page cache: a random crop and flip, and batches of float32. Medians, and ratios to the JPEGs of the same round.
+The images of FOLDER, at any depth, are packed with `Resize(side), CenterCrop(side)` as JPEG (quality 90), PNG and raw
+pixels. The three sets take turns in every round. The figure is the CPU time of the process with one thread, everything
+in the page cache, for a random crop, a flip, and batches of float32: medians, and ratios to the JPEGs of the same
+round.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CODECS = {"JPEG": Reencode("jpeg", quality=90), "PNG": Reencode("png"), "raw": R
 
 
 def chosen(folder: Path, count: int, into: Path) -> Path:
-    """The first images of a folder, by name, as links."""
+    """Link the first `count` images of a folder, by name, in the folder `into`."""
     into.mkdir()
     images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)[:count]
     for number, path in enumerate(images):
@@ -69,10 +70,10 @@ def main() -> None:
             for name, reader in opened.items():
                 times[name].append(seconds(reader, options.crop) / len(reader))
         print("| packed as | bytes an image | CPU time an image | speed |\n|---|---|---|---|")
-        for name, found in times.items():
-            ratio = statistics.median(jpeg / its for jpeg, its in zip(times["JPEG"], found, strict=True))
+        for name, cpu_s in times.items():
+            ratio = statistics.median(jpeg / other for jpeg, other in zip(times["JPEG"], cpu_s, strict=True))
             size = float(opened[name].sizes().mean())
-            print(f"| {name} | {size:,.0f} | {statistics.median(found) * 1e6:,.0f} µs | {ratio:.1f} |")
+            print(f"| {name} | {size:,.0f} | {statistics.median(cpu_s) * 1e6:,.0f} µs | {ratio:.1f} |")
     finally:
         shutil.rmtree(work)
 

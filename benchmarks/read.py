@@ -1,10 +1,10 @@
-"""Read: the bytes of samples, one process, no decoding, from what `pack.py --keep` left.
+"""Read: the bytes of samples from the output of `pack.py --keep`, in one process, without decoding.
 
     python benchmarks/read.py --tree TREE --work DIR --mode random|sequential|batch [--cold] [--rounds 3] …
 
-Every sample is consumed in the same way: one copy into a buffer that is there already. Warm runs make two passes:
-the first includes page faults of rows that map files, the second does not. Cold runs empty the page cache first
-(as root; else only of the files they read) and make one pass.
+Every sample is consumed in the same way: one copy into an existing buffer. Warm runs make two passes: the first
+includes page faults of rows that map files, the second does not. Cold runs empty the page cache first (as root;
+otherwise only of the files they read) and make one pass.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import glob
 import mmap
 import os
 import random
+import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -22,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 from harness import Benchmark, Contender, NotHere, contender, main, output_of
-from machine import chill, list_tree, memory_of_self, prime, reset_peak, warm
+from machine import chill, fio, list_tree, memory_of_self, prime, reset_peak, warm
 from report import Claim, Column
 
-# A row is a function of a `Place` that opens what it reads, and returns a `Row`.
+# A row is a function that opens its files in a `Place`, and returns a `Row`.
 
 PREAD = "limit: os.pread loop"
 MMAP = "limit: slices of one mmap"
+FIO, DEVICE = "limit: fio", "limit: fio, O_DIRECT, 32 at once"
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the samples are: the tree, and the outputs of `pack.py --keep`."""
+    """The folders of the samples: the tree, and the outputs of `pack.py --keep`."""
 
     tree: Path
     work: Path
@@ -44,7 +46,7 @@ class Place:
         return str(output_of(self.work, packer))
 
     def data(self, packer: str) -> str:
-        """The files to bring into the page cache, or to drop from it: the output of `packer`, "ours" or "tree"."""
+        """The files to load into the page cache, or to drop from it: the output of `packer`, "ours" or "tree"."""
         if packer == "tree":
             return str(self.tree)
         return self.output(f"ours: {self.container}" if packer == "ours" else packer)
@@ -52,8 +54,9 @@ class Place:
 
 @dataclass(frozen=True)
 class Row:
-    """n: how many samples there are. get: the bytes of sample i, in the type that the library returns. batch, random,
-    sequential: of many numbers, of all in an order, of all; by default `get`, one after the other."""
+    """n: number of samples. get: the bytes of sample i, in the type that the library returns. batch, random,
+    sequential: the bytes of several samples, of all samples in an order, and of all samples; by default by `get`, one
+    by one."""
 
     n: int
     get: Callable[[int], Any]
@@ -62,7 +65,7 @@ class Row:
     sequential: Callable[[], Iterable[Any]] | None = None
 
     def samples(self, mode: str, seed: int) -> Iterable[Any]:
-        """Of an epoch."""
+        """The samples of an epoch."""
         if mode == "sequential":
             return self.sequential() if self.sequential else map(self.get, range(self.n))
         order = list(range(self.n))
@@ -75,7 +78,7 @@ class Row:
 
 
 def _shards(place: Place) -> list[tuple[int, int, int]]:
-    """Descriptor, length and offset of each sample of our shards, taken from our index before the clock."""
+    """Descriptor, length and offset of each sample of our shards, from our index; not timed."""
     import readers
 
     with readers.open(place.data("ours")) as reader:
@@ -84,7 +87,7 @@ def _shards(place: Place) -> list[tuple[int, int, int]]:
     return [(files[path], length, offset) for path, offset, length in ranges]
 
 
-@contender(PREAD, imports="readers", data="ours", note="our shards at our offsets, a new bytes object each")
+@contender(PREAD, imports="readers", data="ours", note="our shards at our offsets, a new bytes object per sample")
 def bare_pread(place: Place) -> Row:
     places = _shards(place)
     return Row(len(places), lambda i: os.pread(*places[i]))
@@ -103,6 +106,21 @@ def bare_mmap(place: Place) -> Row:
     return Row(len(places), get)
 
 
+@contender(FIO, imports="readers", data="ours", note="our shards in blocks of the mean size, by the page cache")
+@contender(DEVICE, imports="readers", data="ours", note="the device without the page cache", depth=32)
+def of_fio(place: Place, chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
+    import readers
+
+    depth = chosen.options.get("depth", 1)
+    if not shutil.which("fio") or (depth > 1 and not arguments.cold):
+        raise NotHere("needs fio, and --cold for the device")
+    with readers.open(place.data("ours")) as reader:
+        files, block = sorted({reader.byte_range(i)[0] for i in range(len(reader))}), int(reader.sizes().mean())
+    mode = "read" if arguments.mode == "sequential" else "randread"
+    rate = fio(files, block, depth, direct=depth > 1, mode=mode)
+    return dict.fromkeys(("samples_s", "again_samples_s")[: 2 - arguments.cold], rate)
+
+
 def _ours(place: Place, batch: bool = False, **options: Any) -> Row:
     import readers
 
@@ -114,7 +132,7 @@ def _stream(place: Place) -> Row:
     import readers
 
     def batch(indices: Sequence[int]) -> Any:
-        raise NotHere("streams, so batches are not a case of their own")
+        raise NotHere("is a stream, which has no separate read of batches")
 
     reader = readers.open(place.data("ours"))
     return Row(len(reader), reader.read, batch, random=reader.stream, sequential=reader.stream)
@@ -129,7 +147,7 @@ for _name, _make, _options in (
     contender(_name, imports="readers", data="ours", **_options)(_make)
 
 
-# Readers of other projects over what their own writers packed; bytes only, nothing is decoded.
+# Readers of other projects over the output of their own writers; bytes only, nothing is decoded.
 
 
 @contender("ImageFolder", data="tree", note="open and read of a listed path, as torchvision's loader does")
@@ -194,7 +212,7 @@ def h5py_flat(place: Place) -> Row:
     "tfrecord indexed",
     imports="tfrecord tfrecord.example_pb2",
     data="tfrecord package",
-    note="its index file, pread and its protobuf parser; it has no random access of its own",
+    note="its index file, pread and its protobuf parser; the package has no random access",
 )
 def tfrecord_indexed(place: Place) -> Row:
     from tfrecord import example_pb2
@@ -205,7 +223,7 @@ def tfrecord_indexed(place: Place) -> Row:
     descriptor = os.open(os.path.join(folder, "a.tfrecord"), os.O_RDONLY)
 
     def get(i: int) -> Any:
-        start, size = records[i]  # of the record with its 12 bytes before and 4 behind
+        start, size = records[i]  # of the record with its header of 12 bytes and its footer of 4
         example = make()
         example.ParseFromString(os.pread(descriptor, size - 16, start + 12))
         return example.features.feature["image"].bytes_list.value[0]
@@ -216,16 +234,18 @@ def tfrecord_indexed(place: Place) -> Row:
 BATCH_SAMPLES = 256
 _PASS_SECONDS = 4.0
 _TARGET_BYTES = 1 << 26
-_PRIME_BYTES = {False: 1 << 30, True: 5 << 29}  # by --cold: the page cache itself is filled again
+_PRIME_BYTES = {False: 1 << 30, True: 5 << 29}  # by --cold; cold runs also fill the page cache again
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One row in one mode: samples/s and MB/s of the first and the second pass, seconds to open, memory at the end."""
+    """Measure one row in one mode: samples/s and MB/s of both passes, seconds to open, memory at the end."""
     if chosen.options.get("batches_only") and arguments.mode != "batch":
-        raise NotHere("differs only in batches")
+        raise NotHere("differs only in the mode batch")
     place = _place(arguments)
     how = chill([place.data(chosen.options["data"])]) if arguments.cold else "warm"
     prime(_PRIME_BYTES[arguments.cold])
+    if chosen.name in (FIO, DEVICE):
+        return {**chosen.function(place, chosen, arguments), "cache": how}
     reset_peak()
     started = time.perf_counter()
     row: Row = chosen.function(place)
@@ -238,7 +258,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _timed(samples: Iterable[Any]) -> tuple[float, float]:
-    """Samples/s and MB/s of consuming an epoch, or its first seconds."""
+    """Samples/s and MB/s over an epoch, or over its first seconds."""
     target = memoryview(bytearray(_TARGET_BYTES))
     count = total = 0
     started = time.perf_counter()
@@ -258,16 +278,16 @@ def _place(arguments: argparse.Namespace) -> Place:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """For warm runs: what the row reads is in the page cache."""
+    """For warm runs: bring the row's files into the page cache."""
     try:
         if not arguments.cold:
             warm([_place(arguments).data(chosen.options["data"])])
     except NotHere:
-        pass  # the contender's process finds out too, and says so
+        pass  # the contender's process reports it
 
 
 def _claims(arguments: argparse.Namespace) -> tuple[Claim, ...]:
-    """What we promise for this mode."""
+    """The project's claims for this mode."""
     if arguments.cold and arguments.mode == "sequential":
         return tuple(Claim("ours: stream", "samples_s", 2.0, peer) for peer in ("ImageFolder", "webdataset", "litdata"))
     if arguments.cold:
@@ -302,7 +322,7 @@ def _benchmark(arguments: argparse.Namespace) -> Benchmark:
             Column("file_mb", "mapped file MB"),
         ),
         key=key,
-        limits=((key, PREAD), (key, MMAP)),
+        limits=((key, PREAD), (key, MMAP), (key, FIO), (key, DEVICE)),
         measure=measure,
         before=before,
         claims=_claims(arguments),
@@ -315,7 +335,7 @@ if __name__ == "__main__":
         __doc__,
         tree="the tree that was packed",
         work="the folder given to pack.py --keep",
-        mode=(str, "what is read", ("random", "sequential", "batch")),
+        mode=(str, "the kind of reads", ("random", "sequential", "batch")),
         cold=(False, "empty the page cache before every run"),
-        format=("hdf5", "of our set", ("hdf5", "tfrecord", "tar")),
+        format=("hdf5", "format of our set", ("hdf5", "tfrecord", "tar")),
     )

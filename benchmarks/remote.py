@@ -4,17 +4,17 @@
     python benchmarks/remote.py --set DIR --target DIR --long 60 --work DIR --python peers=PYTHON
     python benchmarks/remote.py --set DIR --target DIR --orders 8 [--mb-s 50]
 
-The set is served by a process of its own that waits so many milliseconds before each answer. Samples are drawn at
-random from the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not in
-the clock; `gets` counts what the clock saw. Staging writes to a directory below --target, which is removed.
+A separate process serves the set and waits --latency milliseconds before each answer. Samples are drawn at random from
+the whole split. Opening, the index and a first draw, which opens connections and starts threads, are not timed; `gets`
+counts the requests of the timed part. Staging writes to a directory below --target, which is removed.
 
-With --long each row reads encoded images in batches of 256 for so many seconds, epoch after epoch: ours and those of
-libraries that stream from object stores, over the same bytes in their own formats, made once in the bucket --work/data.
-What is fetched before the first batch is in the samples/s of the whole run, and not in `later`, which leaves out its
-first fifth. CPU time is that of all processes of the row, and apart from it that of the server, both from before the
-set is opened.
+With --long each row reads encoded images in batches of 256 for the given seconds, epoch after epoch: packer's rows, and
+rows of libraries that stream from object stores, over the same bytes in each library's format, made once in the bucket
+--work/data. Fetches before the first batch count in the samples/s of the whole run, and not in `later`, which leaves
+out the first fifth of the run. CPU time is measured for all processes of the row, and separately for the server, both
+from before the set is opened.
 
-With --orders each row reads encoded images in an order for so many seconds, after what `packer order` estimates for it.
+With --orders each row reads encoded images in one order for the given seconds, after an estimate by `packer order`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ RANGES, PLAIN, WHOLE = "limit: obstore.get_ranges", "http.client, one by one", "
 
 @dataclass
 class Job:
-    """What a contender gets. ranges: (shard, offset, length) of the samples that are wanted."""
+    """A contender's arguments. ranges: (shard, offset, length) of the requested samples."""
 
     url: str
     wanted: list[int]
@@ -64,7 +64,7 @@ def read_many(job: Job) -> int:
     return sum(len(data) for data in job.reader.read_many(job.wanted))
 
 
-@contender(AHEAD, imports="readers obstore", note="prefetch of all, then read of each")
+@contender(AHEAD, imports="readers obstore", note="prefetch of all samples, then read of each")
 def read_ahead(job: Job) -> int:
     job.reader.prefetch(job.wanted)
     return sum(len(job.reader.read(i)) for i in job.wanted)
@@ -99,7 +99,7 @@ def _store(url: str) -> Any:
     return HTTPStore(url, client_options={"allow_http": True})
 
 
-@contender(PLAIN, note="one connection that stays open")
+@contender(PLAIN, note="one persistent connection")
 def plain(job: Job) -> int:
     connection, total = _connect(job.url), 0
     for shard, offset, length in job.ranges:
@@ -117,7 +117,7 @@ def an_epoch(job: Job, order: Any) -> int:
     return int(job.reader.sizes().sum())
 
 
-@contender(LOCAL, imports="readers torch", note="the same in the order Shuffled, without a server")
+@contender(LOCAL, imports="readers torch", note="the same epoch in the order Shuffled, without a server")
 @contender(SHUFFLED, imports="readers obstore torch", note="an epoch of the whole set, decoded to 64 x 64")
 def loader_shuffled(job: Job) -> int:
     from readers.order import Shuffled
@@ -172,7 +172,7 @@ LONG = functools.partial(contender, long=True, python="peers")
 
 @dataclass
 class Long:
-    """set: the packed set. work: where the peers' sets are. endpoint: of the bucket `data`, and the server's process.
+    """set: the packed set. work: folder of the peers' sets. endpoint: of the bucket `data`; server: its process.
     cache: an empty folder."""
 
     set: Path
@@ -301,7 +301,7 @@ def mosaic(job: Long, block: int | None) -> Iterator[int]:
         num_canonical_nodes=1,
         shuffle_block_size=block,
     )
-    for stream in dataset.streams:  # forked workers would share its connection, and mix up the answers
+    for stream in dataset.streams:  # forked workers would share its connection, and mix up its responses
         stream._downloader.clean_up()
     return map(len, DataLoader(dataset, _BATCH, num_workers=2, collate_fn=as_they_come))
 
@@ -321,8 +321,8 @@ def lit(job: Long) -> Iterator[int]:
 
     make_once(job.work / "data" / "lit", make)
     job.begin()
-    given = getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", None) or {}
-    downloader._OBSTORE_CLIENT_OPTIONS = {**given, "allow_http": True}
+    client_options = getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", None) or {}
+    downloader._OBSTORE_CLIENT_OPTIONS = {**client_options, "allow_http": True}
     keys = {"aws_access_key_id": "x", "aws_secret_access_key": "y", "region_name": "us-east-1"}
     dataset = litdata.StreamingDataset(
         input_dir="s3://data/lit",
@@ -330,12 +330,13 @@ def lit(job: Long) -> Iterator[int]:
         shuffle=True,
         storage_options={"endpoint_url": job.endpoint, **keys},
     )
-    # Of a chunk that two workers share, 0.2.76 reads all of it for each item (`_load_batched_item`): 124 samples/s.
+    # LitData 0.2.76 reads the whole chunk for each item if two workers share it (`_load_batched_item`): 124 samples/s.
     return map(len, litdata.StreamingDataLoader(dataset, batch_size=_BATCH, num_workers=1, collate_fn=as_they_come))
 
 
 def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One contender: samples/s of the whole run and after its first fifth, seconds to the first batch, memory."""
+    """Measure one contender: samples/s of the whole run and without its first fifth, seconds to the first batch,
+    memory."""
     work, target = Path(arguments.work), Path(arguments.target) / "remote-benchmark"
     make_once(work / "data" / "set", lambda to: shutil.copytree(arguments.set, to, dirs_exist_ok=True))
     shutil.rmtree(target, ignore_errors=True)
@@ -355,7 +356,7 @@ def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, 
         seconds, samples = times[-1]
         used = {name: (value - job.before[name]) / samples for name, value in job.now().items()}
     shutil.rmtree(target, ignore_errors=True)
-    fifth = next(one for one in times if one[0] >= seconds / 5)
+    fifth = next(entry for entry in times if entry[0] >= seconds / 5)
     return {
         "samples_s": samples / seconds,
         "later": (samples - fifth[1]) / max(1e-9, seconds - fifth[0]),
@@ -369,23 +370,23 @@ def measure_long(chosen: Contender, arguments: argparse.Namespace) -> dict[str, 
     }
 
 
-# --- estimates of orders ------------------------------------------------------------------------------------------
+# --- estimates for orders -----------------------------------------------------------------------------------------
 @contender("global shuffle", orders=True)
 @contender("16 blocks", orders=True)
 @contender("woven, 256 open", orders=True)
 def in_order() -> None:
-    """Read by `measure_orders`."""
+    """A row of `measure_orders`."""
 
 
 def measure_orders(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One order: samples/s after the first thousand, and the estimate."""
+    """Measure one order: samples/s after the first thousand, and the estimate."""
     os.environ["PACKER_CACHE_DIR"] = str(Path(arguments.target) / "remote-benchmark-index")
     import packer
     import readers
 
     with served(arguments.set, arguments.latency, arguments.mb_s) as (url, server):
-        advice = packer.recommend_order(url, arguments.split, block_bytes=4 << 20)  # 16 fit in what is kept
-        estimated = next(one for one in advice.orders if one.name == chosen.name)
+        advice = packer.recommend_order(url, arguments.split, block_bytes=4 << 20)  # 16 blocks fit in memory
+        estimated = next(report for report in advice.orders if report.name == chosen.name)
         with readers.open(url, arguments.split) as reader:
             order = eval(estimated.use, {"readers": readers, "reader": reader, "ranks": 1})
             stream = (row for epoch in itertools.count() for row in reader.stream(order, epoch=epoch))
@@ -406,7 +407,7 @@ def measure_orders(chosen: Contender, arguments: argparse.Namespace) -> dict[str
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One contender: seconds, samples/s, MB/s of what was wanted, GETs."""
+    """Measure one contender: seconds, samples/s, MB/s of the requested samples, GETs."""
     import readers
 
     target = Path(arguments.target) / "remote-benchmark"
@@ -420,8 +421,8 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         files = [(s.path, s.bytes) for split in local.dataset.splits.values() for s in split.shards]
         prime(2 * sum(size for _, size in files) + (1 << 28))
         place = arguments.set if chosen.name == LOCAL else url
-        ours = readers.open(place, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
-        jobs = [Job(url, wanted, _ranges(local, wanted), files, ours, target) for wanted in draws]
+        reader = readers.open(place, arguments.split) if chosen.name not in (RANGES, PLAIN, STAGE, WHOLE) else None
+        jobs = [Job(url, indices, _ranges(local, indices), files, reader, target) for indices in draws]
         if chosen.name in (STAGE, WHOLE, SHUFFLED, WOVEN, LOCAL):
             jobs = jobs[:1]
         else:
@@ -429,15 +430,15 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         gets, started = _gets(url), time.perf_counter()
         moved = sum(chosen.function(job) for job in jobs)
         seconds, gets = time.perf_counter() - started, _gets(url) - gets
-        if ours is not None:
-            ours.close()
+        if reader is not None:
+            reader.close()
     shutil.rmtree(target)
     samples = {} if chosen.name in (STAGE, WHOLE) else {"samples_s": sum(job.samples or size for job in jobs) / seconds}
     return {"s": seconds, "mb_s": moved / 1e6 / seconds, "gets": gets / len(jobs), **samples}
 
 
-def _ranges(reader: Any, wanted: list[int]) -> list[tuple[str, int, int]]:
-    places = [reader.byte_range(i) for i in wanted]
+def _ranges(reader: Any, indices: list[int]) -> list[tuple[str, int, int]]:
+    places = [reader.byte_range(i) for i in indices]
     return [(Path(path).relative_to(reader.path).as_posix(), offset, length) for path, offset, length in places]
 
 
@@ -446,7 +447,7 @@ def _gets(url: str) -> int:
 
 
 def _counts(url: str) -> list[int]:
-    """GETs and bytes so far."""
+    """The server's GETs and bytes up to now."""
     with urllib.request.urlopen(f"{url}/-/count", timeout=60) as answer:
         return [int(word) for word in answer.read().split()[:2]]
 
@@ -511,14 +512,14 @@ if __name__ == "__main__":
     main(
         chosen_benchmark,
         __doc__,
-        set="a packed set on this machine, which is served",
+        set="a local packed set, which is served",
         split=(None, "default: the only one, or train"),
         target="folder to stage to",
         latency=(20, "milliseconds before each answer"),
-        samples=(256, "that are read at a time"),
-        draws=(1, "of so many samples"),
+        samples=(256, "samples of a draw"),
+        draws=(1, "number of draws"),
         mb_s=(0.0, "bandwidth of the server that --orders reads from; 0: no limit"),
-        long=(0.0, "seconds of each row of long runs, in place of the others"),
-        orders=(0.0, "seconds of each row of orders, in place of the others"),
-        work=("", "folder of the bucket of long runs"),
+        long=(0.0, "run only the long runs, this many seconds per row"),
+        orders=(0.0, "run only the orders, this many seconds per row"),
+        work=("", "folder of the long runs' bucket"),
     )

@@ -1,12 +1,12 @@
-"""A web server over a folder that answers ranges after a delay, for `remote.py` and `urls.py`: prints its port, serves.
+"""A web server for `remote.py` and `urls.py` that serves the ranges of a folder's files after a delay. Prints its port.
 
     python benchmarks/remote_server.py FOLDER MILLISECONDS [MB_S]
 
-It also answers what clients of S3 ask of a bucket, which is a folder, in path style: HEAD and ListObjectsV2.
+S3 clients can use a folder as a bucket, with path-style requests: HEAD and ListObjectsV2.
 
-MILLISECONDS is one number, or two, 20-50, between which each delay is drawn. MB_S is the bandwidth that all connections
-share, in MB/s. What follows a ? in an address is ignored.
-GET /-/count gives the number of GETs so far and of bytes sent, this one not counted. It ends with its standard input.
+MILLISECONDS is a number or a range like 20-50 from which each delay is drawn. MB_S is the bandwidth that all
+connections share, in MB/s. The query of an address (after ?) is ignored, except in listings. GET /-/count returns the
+number of earlier GETs and of bytes sent. The server ends when its standard input closes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["served"]
 
 @contextmanager
 def served(root: Path, milliseconds: object = 0, mb_s: float = 0) -> Iterator[tuple[str, int]]:
-    """The address of such a server in a process of its own, and that process. mb_s: 0 for no limit."""
+    """The address of a server in a separate process, and the process. mb_s: 0 for no limit."""
     command = [sys.executable, __file__, str(root), str(milliseconds), str(mb_s)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stdout is not None
@@ -43,7 +43,7 @@ _PIECE = 64 << 10
 class Server:
     def __init__(self, root: Path, delay_s: tuple[float, float], mb_s: float) -> None:
         self.root, self.delay_s, self.gets, self.sent = root, delay_s, 0, 0
-        self.mb_s, self.free_at = mb_s, 0.0  # when the line has sent what it was given
+        self.mb_s, self.free_at = mb_s, 0.0  # when the link has sent all bytes
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -96,15 +96,15 @@ class Server:
             await asyncio.sleep(self.free_at - now)
 
     def listed(self, path: str) -> str:
-        """The objects of a bucket whose keys begin with prefix=; with delimiter=/ folders alone."""
+        """The objects of a bucket whose keys begin with prefix=; with delimiter=/ only its folders."""
         bucket, _, query = path.partition("?")
-        asked = {name: values[0] for name, values in parse_qs(query).items()}
-        prefix, folder, rows, folders = asked.get("prefix", ""), self.root / bucket.strip("/"), [], set()
-        for file in sorted(one for one in folder.rglob("*") if one.is_file()):
+        parameters = {name: values[0] for name, values in parse_qs(query).items()}
+        prefix, folder, rows, folders = parameters.get("prefix", ""), self.root / bucket.strip("/"), [], set()
+        for file in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
             key, size = file.relative_to(folder).as_posix(), file.stat().st_size
             if not key.startswith(prefix):
                 continue
-            below, slash, _ = key[len(prefix) :].partition(asked.get("delimiter", "\0"))
+            below, slash, _ = key[len(prefix) :].partition(parameters.get("delimiter", "\0"))
             if slash:
                 folders.add(f"<CommonPrefixes><Prefix>{prefix}{below}{slash}</Prefix></CommonPrefixes>")
                 continue

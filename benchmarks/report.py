@@ -1,10 +1,9 @@
-"""From the figures of all rounds to a table, ratios, and the verdict on what we claim.
+"""From the figures of all rounds to a table, ratios, and verdicts on the claims.
 
-A figure is the median over rounds. A ratio is taken within each round, and then its median: both sides have seen
-the same phase of the machine. A claim compares one of our rows with a limit, or with every peer that ran.
+A figure is the median over rounds. A ratio is the median of the ratios within each round, because both rows of a round
+ran in the same phase of the machine. A claim compares one of our rows with a limit, or with every peer that ran.
 
-Contenders may say, as options, what they are `like`: only peers like a row are its rivals. Those with `apart`
-are not compared.
+A row is compared only with peers that have the same option `like`, and never with rows that have the option `apart`.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ PEERS = "peers"
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of the runs, its heading, and how it is written."""
+    """A figure of the runs, its heading, and its format."""
 
     key: str
     heading: str
@@ -39,9 +38,9 @@ class Column:
 
 @dataclass(frozen=True)
 class Claim:
-    """Of row's median `column`: at_most an absolute figure, or at_least a multiple of another row's.
+    """A bound on the median of a row's figure `column`: at_most, or at_least times another row's figure.
 
-    against: that other row, or PEERS for every rival among the peers but those named in `but`.
+    against: the other row, or PEERS for every comparable peer, except the rows in `but`.
     """
 
     row: str
@@ -64,18 +63,18 @@ def table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def print_report(benchmark: Any, contenders: Contenders, results: Results) -> None:
-    """Print table, notes, absentees and claims of a `harness.Benchmark` as Markdown."""
+    """Print table, notes, missing rows and claims of a `harness.Benchmark` as Markdown."""
     ran = [name for name in results if values_of(results, name, None)]
     print(f"\n**{benchmark.title}**\n\n" + _figures(benchmark, contenders, results, ran))
     others = [run["others_cpus"] for name in ran for run in results[name] if "others_cpus" in run]
     if others:
         busy = f"{median(others):.2f} CPUs busy (at most {max(others):.2f}), of {os.cpu_count()}"
-        print(f"\nMeanwhile others kept {busy}.")
+        print(f"\nOther processes during the runs: {busy}.")
     versions = {name: version for name in ran for name, version in results[name][0].get("versions", {}).items()}
     if versions:
         print(f"\nCommit {_commit()}; " + ", ".join(" ".join(pair) for pair in sorted(versions.items())) + ".")
     if notes := [f"- {name}: {contenders[name].note}" for name in ran if contenders[name].note]:
-        print("\nIn the clock:\n" + "\n".join(notes))
+        print("\nIncluded in the times:\n" + "\n".join(notes))
     if absent := [f"- {name}: {reason(results[name])}" for name in results if name not in ran]:
         print("\nDid not run:\n" + "\n".join(absent))
     if verdicts := [line for claim in benchmark.claims for line in _judge(claim, contenders, results, ran)]:
@@ -83,7 +82,7 @@ def print_report(benchmark: Any, contenders: Contenders, results: Results) -> No
 
 
 def _commit() -> str:
-    """Of this repository, with "-dirty" where files differ from it."""
+    """The commit of this repository, with "-dirty" if files differ from it."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
@@ -97,24 +96,24 @@ def save(path: Path, title: str, settings: Mapping[str, str], results: Results) 
 
 
 def values_of(results: Results, name: str, key: str | None) -> list[Any]:
-    """A figure in every round that gave it; key None: 1 for every good round."""
+    """A figure's values, one per round that has it; key None: 1 per successful round."""
     good = [run for run in results.get(name, []) if "error" not in run and "missing" not in run]
     return [1.0 for _ in good] if key is None else [run[key] for run in good if run.get(key) is not None]
 
 
 def ratio(results: Results, name: str, other: str, key: str) -> float | None:
-    """The median of a row over that of another one, of the same round; None where one did not run."""
+    """The median over rounds of a row's figure divided by another row's; None if one of them did not run."""
     values = _ratios(results, name, other, key)
     return median(values) if values else None
 
 
 def _ratios(results: Results, name: str, other: str, key: str) -> list[float]:
     pairs = zip(results.get(name, []), results.get(other, []), strict=False)
-    return [ours[key] / theirs[key] for ours, theirs in pairs if ours.get(key) and theirs.get(key)]
+    return [own[key] / rival[key] for own, rival in pairs if own.get(key) and rival.get(key)]
 
 
 def reason(runs: list[dict[str, Any]]) -> str:
-    """Why a row has no figures."""
+    """The reason why a row has no figures."""
     run = runs[0] if runs else {}
     return str(run.get("missing") or f"failed: {run.get('error', 'not run')}")
 
@@ -127,7 +126,7 @@ def _rivals(contenders: Contenders, name: str, ran: Iterable[str]) -> list[str]:
 
 
 def _ratios_to_best(results: Results, name: str, rivals: Iterable[str], key: str) -> list[float]:
-    """As `_ratios`, to whichever of the rivals did best in a round."""
+    """As `_ratios`, to the best rival of each round."""
     rounds = itertools.zip_longest(*(results[rival] for rival in rivals), fillvalue={})
     best = [{key: max((run[key] for run in runs if run.get(key)), default=None)} for runs in rounds]
     return _ratios({name: results[name], PEERS: best}, name, PEERS, key)
@@ -164,13 +163,13 @@ def _cell(values: list[float], form: str, with_range: bool) -> str:
 
 
 def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str]) -> list[list[str]]:
-    """The claim, its result and whether it holds; nothing if a side did not run."""
+    """Rows of (claim, result, verdict); no row if one of the compared rows did not run."""
     values = values_of(results, claim.row, claim.column)
     if not values:
         return []
     if claim.at_most is not None:
         value, holds = median(values), median(values) <= claim.at_most
-        what = f"at most {claim.at_most:g}"
+        bound = f"at most {claim.at_most:g}"
     else:
         rivals = [claim.against]
         if claim.against == PEERS:
@@ -181,5 +180,5 @@ def _judge(claim: Claim, contenders: Contenders, results: Results, ran: list[str
         value, rival = min(ratios)
         holds = value >= claim.at_least
         name = f"every peer (the closest: {rival})" if claim.against == PEERS else rival
-        what = f"at least {claim.at_least:g} × {name}"
-    return [[f"{claim.row}: {claim.column} {what}", f"{value:.3g}", "holds" if holds else "**fails**"]]
+        bound = f"at least {claim.at_least:g} × {name}"
+    return [[f"{claim.row}: {claim.column} {bound}", f"{value:.3g}", "holds" if holds else "**fails**"]]

@@ -1,10 +1,10 @@
-"""Quality: how far each library's resizing is from Pillow's antialiased bilinear, on the same boxes.
+"""Quality: the difference between each library's resizing and Pillow's antialiased bilinear, on the same boxes.
 
     python benchmarks/resize_quality.py --tree FOLDER --work DIR [--images 200] [--python ffcv=PATH] …
 
-The boxes are what our planner draws for RandomResizedCrop, at each target size; small targets have boxes that ours
-decodes at 1/2, 1/4 or 1/8. Figures are mean absolute differences of 255, over all values of all images. Images with an
-EXIF orientation are left out, and what is not a JPEG of three components.
+Our planner draws the boxes of RandomResizedCrop at each target size; for small targets our decoder reads some boxes at
+1/2, 1/4 or 1/8. Figures are mean absolute differences on the scale 0 to 255, over all values of all images. Only JPEGs
+of three components without an EXIF orientation are used.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from machine import files_below
 from pipeline_job import scaled_decode
 from report import Claim, Column
 
-# Rows of `resize_quality.py`: boxes of JPEGs, decoded and resized to squares, each by one library.
+# Rows of `resize_quality.py`: one library each that decodes boxes of JPEGs and resizes them to squares.
 #
-# A function takes a `Task` and yields uint8 [size, size, 3] for each of its boxes. Nothing is random here.
+# A function takes a `Task` and yields uint8 [size, size, 3] for each of its boxes. The rows draw no random numbers.
 
 
 OURS = "ours: readers.augment"
@@ -33,7 +33,7 @@ OURS = "ours: readers.augment"
 
 @dataclass(frozen=True)
 class Task:
-    """boxes: (top, left, height, width, reduce, coarse) of each path's image, the last two as our planner allows."""
+    """boxes: (top, left, height, width, reduce, coarse) of each path's image; reduce and coarse from our planner."""
 
     paths: list[str]
     shapes: list[tuple[int, int]]
@@ -125,7 +125,7 @@ def spdl_ffmpeg(task: Task) -> Iterator[Any]:
     import spdl.io
 
     for path, (top, left, height, width, *_) in zip(task.paths, task.boxes, strict=True):
-        # exact: the box as it is, not rounded to whole pixels of the colour planes.
+        # exact: do not round the box to whole pixels of the colour planes.
         crop = f"crop={width}:{height}:{left}:{top}:exact=1"
         scale = f"scale={task.size}:{task.size}:flags=bilinear,format=pix_fmts=rgb24"
         frames = spdl.io.decode_packets(spdl.io.demux_image(path), filter_desc=f"{crop},{scale}")
@@ -174,7 +174,7 @@ _SEED = 1
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One library at every size: mean difference, and the worst image's."""
+    """Measure one library at every size: the mean difference, and the largest difference of an image."""
     import numpy as np
 
     figures: dict[str, Any] = {}
@@ -182,8 +182,8 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         place = _place(arguments, size)
         task = Task(**json.loads(place.with_suffix(".json").read_text()))
         expected = np.load(place.with_suffix(".npy"), mmap_mode="r")
-        found = np.stack([np.array(image) for image in chosen.function(task)])
-        by_image = np.abs(found.astype(np.int16) - expected).mean(axis=(1, 2, 3))
+        results = np.stack([np.array(image) for image in chosen.function(task)])
+        by_image = np.abs(results.astype(np.int16) - expected).mean(axis=(1, 2, 3))
         figures[f"difference_{size}"] = float(by_image.mean())
         figures[f"worst_{size}"] = float(by_image.max())
         if chosen.name == OURS:
@@ -196,7 +196,7 @@ def _place(arguments: argparse.Namespace, size: int) -> Path:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """Draw the boxes and have Pillow resize them, once."""
+    """Draw the boxes, and resize them with Pillow, once."""
     for size in SIZES:
         place = _place(arguments, size)
         if not place.with_suffix(".json").exists():

@@ -1,10 +1,10 @@
-"""Our external source against rocAL's own reader of files: images/s and CPU time, on rocAL itself.
+"""Our external source against rocAL's file reader: images/s and CPU time, in rocAL pipelines.
 
     python benchmarks/rocal.py --tree TREE --set SET [--set SET …] [--rounds 5] [--batch 32] [--threads 2] [--size 224]
 
-TREE: folders of classes with JPEGs, which rocAL's file reader reads. SET: a set packed of them. A run builds the same
-pipeline (random box to --size, flip, normalise) on the CPU backend with the same limits of decoded sizes, lets one
-epoch pass, and measures --epochs further ones, their ends included. Needs rocAL importable.
+TREE: class folders of JPEGs for rocAL's file reader. SET: a set packed from them. A run builds the same pipeline
+(random box to --size, flip, normalise) on the CPU backend with the same limits of decoded sizes, runs one epoch as a
+warm-up, and measures the next --epochs epochs with their ends. rocAL must be importable.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ OWN = "rocAL's file reader"
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images/s and CPU time an image of the epochs after the first."""
+    """Images/s and CPU time per image of the epochs after the first."""
     epoch = chosen.function(arguments)
     sum(epoch())
     cpu, started = time.process_time(), time.perf_counter()
@@ -33,7 +33,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def our_source(arguments: argparse.Namespace, path: Path) -> Callable[[], Iterator[int]]:
-    """A function that runs through an epoch and gives the images of each batch."""
+    """A function that runs an epoch and yields the number of images of each batch."""
     import readers
     from readers import Ranks
     from readers.rocal import RocalLoader, external_source, resnet_train
@@ -47,7 +47,7 @@ def our_source(arguments: argparse.Namespace, path: Path) -> Callable[[], Iterat
 
 
 def own_reader(arguments: argparse.Namespace) -> Callable[[], Iterator[int]]:
-    """The same of rocAL's file reader. It ends an epoch by a count, as its own end is not to be relied on."""
+    """As `our_source`, for rocAL's file reader. It counts batches: the reader's end of an epoch is unreliable."""
     from amd.rocal.plugin.generic import ROCALClassificationIterator
 
     from readers.rocal.pipelines import Machine, built, resnet_train_ops
@@ -91,12 +91,12 @@ if __name__ == "__main__":
     main(
         _benchmark,
         __doc__,
-        tree="folders of classes with JPEGs",
-        set=(list, "a set packed of them; may be given several times"),
+        tree="class folders of JPEGs",
+        set=(list, "a set packed from the tree; may be repeated"),
         batch=(32, "images in a batch"),
-        threads=(2, "of each row"),
-        size=(224, "of the images"),
-        epochs=(2, "in the clock"),
-        side=(512, "largest of a decoded image"),
+        threads=(2, "threads of each row"),
+        size=(224, "side of the images"),
+        epochs=(2, "measured epochs"),
+        side=(512, "largest side of a decoded image"),
         rounds=5,
     )

@@ -2,12 +2,12 @@
 
     python benchmarks/scale.py --work DIR [--samples 100000] [--per-folder 1000] [--shuffle] [--only list,plan]
     python benchmarks/scale.py --work DIR --samples 10000000 --cold       # as root: the page cache is emptied first
-    python benchmarks/scale.py --work DIR --index 100000000               # an index of so many samples, and opening it
+    python benchmarks/scale.py --work DIR --index 100000000               # an index of 100 million samples, and opening
 
-Makes a tree of tiny JPEGs below DIR, DIR/tree-SAMPLES, and keeps it: a thousand images, and every other file a hard
-link to one of them, so that ten million names take half a gigabyte of the disk and no inodes. (`--inodes`: a file
-without blocks for each name; such a tree is listed and planned only.) Each step runs in a fresh process. Memory is the
-peak of that process above what it had after its imports, and that of the largest process that it started.
+Makes a tree of tiny JPEGs, DIR/tree-SAMPLES, and keeps it: a thousand images, and hard links to them for all other
+files, so that ten million names take half a gigabyte of the disk and no inodes. (`--inodes`: an empty file for each
+name; that tree is only listed and planned.) Each step runs in a new process. Memory is the peak of that process less
+its memory after the imports, and the peak of the largest process that it started.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from index_set import join_parts
 from machine import chill, cpu_seconds, memory_of_self, peak_memory, reset_peak
 from report import Column
 
-_LINKS = 20_000  # to a file; ext4 takes 65,000
-_PART = 10_000  # samples of a shard of an index: 1.1 GB
+_LINKS = 20_000  # hard links per file; ext4 allows 65,000
+_PART = 10_000  # samples of a shard: 1.1 GB
 _TASKS = 4
 _CONVERTING = ("convert", "tasks", "commit", "verify")
-# Imports are not in the clock; they are part of the first sample's fate alone.
+# Imports are not timed: only the first sample of a process pays for them.
 _IMPORTS = "packer.conversion.run packer.conversion.saved packer.formats.hdf5 packer.sources.folder packer.verification"
 
 
-def step(name: str, what: str) -> Any:
-    """Register a step; it gives how many samples it has dealt with, if not all."""
-    return contender(name, imports=f"{_IMPORTS} readers.order", note=what)
+def step(name: str, note: str) -> Any:
+    """Register a step. Its function returns the number of samples that it handled, or None for all of them."""
+    return contender(name, imports=f"{_IMPORTS} readers.order", note=note)
 
 
 def _packer(*words: object) -> subprocess.Popen[bytes]:
@@ -48,7 +48,7 @@ def _packer(*words: object) -> subprocess.Popen[bytes]:
 
 # --- the tree -----------------------------------------------------------------------------------------------------
 def make_tree(root: Path, files: int, per_folder: int, inodes: bool) -> None:
-    """train/n00000001/n00000001_123.JPEG: names as long as ImageNet's."""
+    """Make files train/n00000001/n00000001_123.JPEG …, whose names are as long as ImageNet's."""
     from PIL import Image
 
     (root / "images").mkdir()
@@ -113,7 +113,7 @@ def _scan(arguments: argparse.Namespace) -> None:
     scan(_tree(arguments), [], 1)
 
 
-@step("list", "the same by all CPUs, sorted into splits and classes, keys made unique, layout recognised")
+@step("list", "the same on all CPUs, sorted into splits and classes, with unique keys, layout recognised")
 def _list(arguments: argparse.Namespace) -> None:
     from packer.sources.folder import FolderSource
     from packer.workers import without_gc
@@ -138,22 +138,22 @@ def _save(arguments: argparse.Namespace) -> None:
         save(out, work, _question(arguments), _prepare(arguments))
 
 
-@step("load", "what a resumed conversion or a task does instead: look at each folder, read the plan")
+@step("load", "a resumed conversion or a task does this instead: check each folder, read the plan")
 def _load(arguments: argparse.Namespace) -> None:
     from packer.conversion.saved import load
 
-    found = load(_saved(arguments), _question(arguments), _options(arguments), _tree(arguments))
-    assert found is not None and found.plan.samples == arguments.samples
+    job = load(_saved(arguments), _question(arguments), _options(arguments), _tree(arguments))
+    assert job is not None and job.plan.samples == arguments.samples
 
 
 @step("rows", "read the rows of all shards one by one, as their workers do")
 def _rows(arguments: argparse.Namespace) -> None:
     from packer.conversion.saved import load
 
-    found = load(_saved(arguments), _question(arguments), _options(arguments), None)
-    assert found is not None
-    for number in range(len(found.plan.shards)):
-        for block in found.samples(number).slices():
+    job = load(_saved(arguments), _question(arguments), _options(arguments), None)
+    assert job is not None
+    for number in range(len(job.plan.shards)):
+        for block in job.samples(number).slices():
             assert block.places
 
 
@@ -169,7 +169,7 @@ def _question(arguments: argparse.Namespace) -> str:
     return question_of(FolderSource(_tree(arguments)), _options(arguments), Choose())
 
 
-@step("convert", "all of it: list, plan, pack (read from the page cache, check headers, CRC32C, fsync), commit")
+@step("convert", "list, plan, pack (read from the page cache, check headers, CRC32C, fsync), commit")
 def _convert(arguments: argparse.Namespace) -> None:
     import packer
 
@@ -184,24 +184,24 @@ def _tasks(arguments: argparse.Namespace) -> None:
     words = ["convert", _tree(arguments), "--to", "hdf5", "-o", _set(arguments), "--workers", 1]
     words += ["--samples-per-shard", shards.samples, *["--shuffle", shards.shuffle] * arguments.shuffle]
     running = [_packer(*words, "--task", f"{i}/{_TASKS}") for i in range(_TASKS)]
-    codes = [one.wait() for one in running]
+    codes = [process.wait() for process in running]
     assert not any(codes)
 
 
-@step("commit", "packer commit: the set of the shards of all tasks")
+@step("commit", "packer commit: makes a set of the shards of all tasks")
 def _commit(arguments: argparse.Namespace) -> None:
     assert not _packer("commit", _set(arguments)).wait()
 
 
-@step("index", "write the index from the parts of its shards: columns are copied; what the commit does")
+@step("index", "write the index from the parts of its shards, as the commit does: copies columns")
 def _index(arguments: argparse.Namespace) -> int:
-    """The parts of a conversion are gone when it has ended, so one is used again and again."""
+    """A conversion removes its parts when it ends, so one new part is used for all shards."""
     from readers.layout import ShardInfo
 
     folder, count = _indexed(arguments), -(-(arguments.index or arguments.samples) // _PART)
     shutil.rmtree(folder / "train.index", ignore_errors=True)
     names = [f"train-{number:05d}-of-{count:05d}.h5" for number in range(count)]
-    shards = [ShardInfo(name, 110_000 * _PART, _PART, 0) for name in names]  # holes, as large as they say
+    shards = [ShardInfo(name, 110_000 * _PART, _PART, 0) for name in names]  # files of this size without blocks
     join_parts(folder, "hdf5", [folder / "one.part"] * count, shards, ["a", "b"])
     for shard in shards:
         (folder / shard.path).touch()
@@ -209,7 +209,7 @@ def _index(arguments: argparse.Namespace) -> int:
     return count * _PART
 
 
-@step("open", "open that set, look up where 1,000 random samples are, their keys and labels")
+@step("open", "open that set, look up the places, keys and labels of 1,000 random samples")
 def _open(arguments: argparse.Namespace) -> int:
     import readers
 
@@ -232,7 +232,7 @@ def _order(arguments: argparse.Namespace) -> None:
         order.indices(3, np.arange(first, min(first + (1 << 16), arguments.samples)))
 
 
-@step("verify", "every sample and its checksum, by all CPUs")
+@step("verify", "every sample and its checksum, on all CPUs")
 def _verify(arguments: argparse.Namespace) -> None:
     import packer
 
@@ -264,7 +264,7 @@ def _make_part(place: Path) -> None:
 
 # --- running ------------------------------------------------------------------------------------------------------
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One step, in this process."""
+    """Run one step in this process."""
     before = memory_of_self()
     reset_peak()
     cpu, started = cpu_seconds(), time.perf_counter()
@@ -283,7 +283,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """The tree and the part are there; with --cold the page cache is empty."""
+    """Make the tree and the part; with --cold empty the page cache."""
     files = arguments.samples, arguments.per_folder, arguments.inodes
     if not arguments.index:
         make_once(_place(arguments), lambda folder: make_tree(folder, *files))
@@ -326,7 +326,7 @@ if __name__ == "__main__":
         inodes=(False, "an empty file of its own for each name"),
         shuffle=(False, "plan and pack in a random order"),
         cold=(False, "empty the page cache before each step"),
-        index=(0, "samples of the index; only it is made and opened"),
+        index=(0, "only make and open an index of this many samples"),
         rounds=1,
         timeout=6 * 3600.0,
     )

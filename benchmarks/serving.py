@@ -1,10 +1,10 @@
-"""Serving: samples from another node's server, on loopback: MB/s, and the CPU time of both sides.
+"""Serving: samples from another node's server, on loopback: MB/s, and CPU time of client and server.
 
     python benchmarks/serving.py --set DIR --work DIR [--samples 2048] [--rounds 5]
 
-The client is the same in all rows but the first: `cache.stores.remote`, with 24 requests at a time, and the CRC32C of
-each sample. Samples are drawn at random, with repeats; all come from the page cache or shared memory. The limit is
-`remote_server.py`: no token, no checks of what is asked for, the floor of such a server in Python.
+All rows but the first use the same client: `cache.stores.remote`, with 24 requests at a time, and the CRC32C of each
+sample. Samples are drawn at random, with repeats; all come from the page cache or shared memory. The limit is
+`remote_server.py`, a minimal server in Python without tokens and without checks of requests.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def plain_server(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[A
 
 @contextmanager
 def _from_node(own: Any, plain: Any, place: Path) -> Iterator[tuple[Any, int]]:
-    """A reader of node 0, which has nothing and asks node 1 for all, and the process of node 1's server, over `own`."""
+    """A reader of node 0, which has no samples and requests all from node 1, and the process of node 1's server, which
+    serves the samples of `own`."""
     import readers
     from cache.serving import ServerProcess
     from cache.stores.copied import Neighbours, RowOwners
@@ -72,8 +73,8 @@ def files(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int
     import readers
 
     plain = readers.open(arguments.set, "train")
-    with _from_node(plain, plain, place) as found:
-        yield found
+    with _from_node(plain, plain, place) as pair:
+        yield pair
 
 
 @contender(CACHE, imports="readers obstore")
@@ -84,12 +85,12 @@ def cache(arguments: argparse.Namespace, place: Path) -> Iterator[tuple[Any, int
     plain = readers.open(arguments.set, "train")
     with readers.cached(plain, 1.0, job=f"benchmark-{os.getpid()}") as kept:
         kept.prefill()
-        with _from_node(kept, plain, place) as found:
-            yield found
+        with _from_node(kept, plain, place) as pair:
+            yield pair
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """MB/s, and microseconds of CPU a sample on either side."""
+    """MB/s, and microseconds of CPU per sample of client and server."""
     place = Path(arguments.work) / "serving-benchmark"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(parents=True)
@@ -98,16 +99,16 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
         rng = np.random.default_rng(7)
         reader.read_many(rng.integers(0, len(reader), _WARM))
         batches = rng.integers(0, len(reader), (arguments.samples // _BATCH, _BATCH))
-        started, own, its = time.perf_counter(), time.process_time(), cpu_seconds_of(server)
+        started, own, server_s = time.perf_counter(), time.process_time(), cpu_seconds_of(server)
         moved = sum(len(data) for rows in batches for data in reader.read_many(rows))
         seconds = time.perf_counter() - started
-        own, its = time.process_time() - own, cpu_seconds_of(server) - its
+        own, server_s = time.process_time() - own, cpu_seconds_of(server) - server_s
         near = getattr(reader.store.stats(), "near", None)
         assert near is None or near >= batches.size, "all of it came from the other node"
         reader.close()
     shutil.rmtree(place)
     figures = {"mb_s": moved / 1e6 / seconds, "samples_s": batches.size / seconds}
-    return {**figures, "client_us": 1e6 * own / batches.size, "server_us": 1e6 * its / batches.size}
+    return {**figures, "client_us": 1e6 * own / batches.size, "server_us": 1e6 * server_s / batches.size}
 
 
 BENCHMARK = Benchmark(
@@ -130,7 +131,7 @@ if __name__ == "__main__":
     main(
         BENCHMARK,
         __doc__,
-        set="a packed set on this machine",
-        work="folder where the nodes meet",
-        samples=(2048, "that are read"),
+        set="a local packed set",
+        work="folder for the nodes' shared directory",
+        samples=(2048, "samples to read"),
     )

@@ -1,9 +1,9 @@
-"""A slow filesystem in place of a directory: reads of files below it take their time, by every reader in this process.
+"""A simulated slow file system: delays all reads of files below a directory in this process.
 
-The model is one link and a latency. A request of n bytes arrives `latency` after it was made, or when the link has
-delivered what was asked for before it, and n / bandwidth later. A read that continues where the last one of the same
-descriptor ended has no latency (read-ahead), and what was announced with posix_fadvise is on its way from then on.
-Nothing is cached: the set stands for one larger than memory. Maps are not slowed, so open indexes cost nothing.
+The model is one link with a latency. The link starts to deliver a request `latency` after it was made, or after all
+earlier requests, and needs n / bandwidth for n bytes. A read that continues the last read of the same descriptor has no
+latency (read-ahead), and ranges announced with posix_fadvise are requested at that moment. Nothing is cached, as for a
+set larger than memory. Memory maps are not delayed, so open indexes cost nothing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Place = tuple[int, int, int]
 
 
 class SlowSource:
-    """A context: os.pread, os.preadv and os.posix_fadvise know files below `root`. read_bytes: delivered so far."""
+    """A context that delays os.pread, os.preadv and os.posix_fadvise of files below `root`. read_bytes: delivered."""
 
     def __init__(self, root: Path, bytes_per_second: float, latency_seconds: float) -> None:
         self.root, self.bytes_per_second, self.latency_seconds = str(root.resolve()), bytes_per_second, latency_seconds
@@ -88,9 +88,9 @@ class SlowSource:
 
 
 class SlowStore(StoreOver):
-    """The same link before a store, for any number of processes: they share `state`, a file of 16 bytes.
+    """The same link in front of a store, for any number of processes, which share `state`, a file of 16 bytes.
 
-    A read of many extents is one request. What was announced is not on its way yet.
+    A read of many extents is one request. Announcements (`prefetch`) request nothing.
     """
 
     def __init__(self, source: Store, state: Path, bytes_per_second: float, latency_seconds: float) -> None:
@@ -106,7 +106,7 @@ class SlowStore(StoreOver):
         return self.source.read(extents)
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
-        """Nothing is ahead of its request."""
+        """Do nothing: the link reads nothing ahead."""
 
     def _wait(self, size: int) -> None:
         with open(self.state_path, "r+b", buffering=0) as file:
@@ -119,7 +119,7 @@ class SlowStore(StoreOver):
 
     @staticmethod
     def moved_bytes(state: Path) -> int:
-        """The bytes that have come through the link; makes a missing file."""
+        """The number of bytes that the link has delivered; makes a missing file."""
         if not state.exists():
             state.write_bytes(bytes(16))
         return int(struct.unpack("<dQ", state.read_bytes())[1])

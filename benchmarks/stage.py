@@ -1,9 +1,9 @@
-"""Stage: shards to a directory of this node, against cp; and against cp -r of the small files they were made of.
+"""Stage: shards to a directory of this node, against cp of the shards, and cp -r of the original small files.
 
     python benchmarks/stage.py --tree TREE --work DIR --target DIR [--strace] [--rounds 3] …
 
-Packs the tree once into DIR/set (outside the clock). The clock stops when the copier returns, and again when all is on
-the disk: ours has synced by then, cp has not. `--strace` counts system calls in a further run outside the clock.
+Packs the tree once into DIR/set (not timed). Two times: until the copier returns, and until all files are on the disk;
+packer has synced when it returns, cp has not. `--strace` counts system calls in a further run that is not timed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cp(tree: str, made: str, to: str) -> None:
     subprocess.run(cp_command(tree, made, to), check=True)
 
 
-@contender(CP_SYNC, note="cp -r, then fsync of every file: what ours does too")
+@contender(CP_SYNC, note="cp -r, then fsync of every file, as packer does")
 def cp_sync(tree: str, made: str, to: str) -> None:
     cp(tree, made, to)
     sync_below(to)
@@ -66,7 +66,7 @@ def stage(tree: str, made: str, to: str) -> dict[str, float]:
         return {"moved": staging.counts.copied_bytes / folder_bytes(made), "files": len(files_below(local))}
 
 
-@contender(RANKS, note="8 processes at once, Python's start and imports of all of them included")
+@contender(RANKS, note="8 processes at once, with the start of Python and the imports of each")
 def ranks(tree: str, made: str, to: str) -> dict[str, float]:
     command = [sys.executable, "-c", _MOVED, made, to]
     started = [subprocess.Popen(command, stdout=subprocess.PIPE, env=environment()) for _ in range(RANK_COUNT)]
@@ -80,7 +80,7 @@ def cp_tree(tree: str, made: str, to: str) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One copier: MB/s, seconds until it returned and until all was on the disk, bytes moved, system calls."""
+    """Measure one copier: MB/s, seconds until it returns and until all files are on the disk, bytes, system calls."""
     made, target = pack_set(arguments), _target(arguments, chosen.name)
     size = folder_bytes(arguments.tree if chosen.name == TREE else made)
     target.mkdir(parents=True)
@@ -116,7 +116,7 @@ def _syscalls(command: list[str]) -> int:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """The set exists and is in the page cache; nothing of earlier runs is left or still being written."""
+    """Pack the set if needed, bring it into the page cache, and remove and sync the output of earlier runs."""
     made = pack_set(arguments)
     shutil.rmtree(_target(arguments, chosen.name), ignore_errors=True)
     os.sync()
@@ -158,5 +158,5 @@ if __name__ == "__main__":
         tree="folder of class folders of image files",
         work="folder for the packed set",
         target="folder to stage to, best on another filesystem",
-        strace=(False, "count system calls, in a run of its own"),
+        strace=(False, "count system calls in a separate run"),
     )

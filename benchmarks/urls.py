@@ -1,11 +1,11 @@
-"""A list of addresses: images fetched from a web server with latency, into tar shards.
+"""A list of addresses: images are fetched from a web server with latency and packed into tar shards.
 
     python benchmarks/urls.py --images DIR --work DIR [--count 2000] [--latency 20-50] [--threads 32] [--rounds 3] …
 
-The images of DIR, JPEGs in folders of classes, are served by a process of its own, which waits so many milliseconds
-before each answer and keeps connections open. Every contender fetches the same addresses by as many threads, without a
-limit of its rate, and writes tar shards below --work, which are removed. CPU time is that of the contender and its
-processes, not of the server, with which it shares the CPUs. Packages of a peer may be in a folder: PYTHONPATH=DIR.
+A separate process serves the images of DIR, JPEGs in class folders; it waits --latency milliseconds before each answer
+and keeps connections open. Every contender fetches the same addresses with --threads threads, without a rate limit, and
+writes tar shards below --work, which are removed. CPU time counts the contender and its processes, not the server, with
+which it shares the CPUs. Packages of a peer may be in a folder: PYTHONPATH=DIR.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def img2dataset(job: Job) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """One contender: seconds, images/s, CPU time an image, images that are in its shards."""
+    """Measure one contender: seconds, images/s, CPU time per image, images in its shards."""
     work = Path(arguments.work) / "urls-benchmark"
     shutil.rmtree(work, ignore_errors=True)
     (work / "out").mkdir(parents=True)
@@ -136,8 +136,8 @@ if __name__ == "__main__":
     main(
         BENCHMARK,
         __doc__,
-        images="a folder of JPEGs, which is served",
-        work="folder to write to",
+        images="the folder of JPEGs to serve",
+        work="folder for the outputs",
         count=(2000, "addresses"),
         latency=("20-50", "milliseconds before each answer"),
         threads=(min(32, 16 * (os.cpu_count() or 1)), "that fetch"),

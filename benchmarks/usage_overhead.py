@@ -1,9 +1,9 @@
-"""Utilisation: CPU time of a sample, on this machine and on one with many cores, disks and network cards.
+"""Utilisation: CPU time per sample, on this machine and on a simulated one with many cores, disks and network cards.
 
     python benchmarks/usage_overhead.py [--samples 500] [--rounds 5]
 
-The second machine is made of files with the texts of /proc in a temporary directory, so its cost is that of reading and
-understanding them; the kernel's own work to make the texts is in the first figure only.
+The simulated machine is a temporary directory of files with the texts of /proc, so its cost is that of reading and
+parsing them; the kernel's work to make the texts is in the first figure only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from packer.tools.monitor.sampler import INTERVAL
 
 
 def measure(samples: int, root: Path) -> tuple[float, int]:
-    """CPU seconds of a sample, writing included, and the number of series. root: where proc and sys are."""
+    """CPU seconds per sample, with writing, and the number of series. root: the directory of proc and sys."""
     clock = iter(range(1 << 62))
     machine.ROOT, psutil.PROCFS_PATH = root, str(root / "proc")
     with tempfile.TemporaryDirectory() as folder:
@@ -37,7 +37,7 @@ def measure(samples: int, root: Path) -> tuple[float, int]:
 
 
 def large_machine(root: Path, cores: int, disks: int) -> None:
-    """Files of a machine with so many cores and disks."""
+    """Write the files of a machine with `cores` cores and `disks` disks."""
     (root / "proc/net").mkdir(parents=True)
     lines = [f"cpu{core} 1000 0 500 90000 100 0 50 0 0 0" for core in range(cores)]
     (root / "proc/stat").write_text("\n".join(["cpu 1 0 1 9 1 0 1 0 0 0", *lines, "intr " + "0 " * 4000, ""]))
@@ -56,13 +56,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=500)
     parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         large_machine(Path(folder), 256, 32)
         for name, root in ((f"this machine, {os.cpu_count()} cores", "/"), ("256 cores", folder)):
-            found = [measure(given.samples, Path(root)) for _ in range(given.rounds)]
-            seconds = statistics.median(each[0] for each in found)
-            cost = f"{1e6 * seconds:.0f} us a sample of {found[0][1]} series"
+            results = [measure(options.samples, Path(root)) for _ in range(options.rounds)]
+            seconds = statistics.median(each[0] for each in results)
+            cost = f"{1e6 * seconds:.0f} us a sample of {results[0][1]} series"
             print(f"{name}: {cost}, {seconds / INTERVAL:.3%} of a core at {INTERVAL} s")
 
 

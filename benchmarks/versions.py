@@ -1,10 +1,10 @@
-"""Two checkouts of this project against each other: the same work by both in turn, and the ratios of the medians.
+"""Two checkouts of this project compared: both do the same work in turn; ratios of the medians.
 
     python benchmarks/versions.py OLD NEW --images FOLDER [--rounds 5] [--only read,cached]
 
-OLD, NEW: directories of checkouts. FOLDER: JPEGs, some hundred of them. Each round starts a fresh process of each
-checkout for each kind of work, old and new in turn. A ratio is new work per second over old: above 1 the new one is
-faster. The machine should do nothing else.
+OLD, NEW: directories of checkouts. FOLDER: some hundred JPEGs. Each round starts a new process of each checkout for
+each kind of work, old and new in turn. A ratio is the rate of NEW divided by that of OLD: above 1, NEW is faster. The
+machine should be idle otherwise.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ if work.startswith("pack "):
         shutil.rmtree(out, ignore_errors=True)
         packer.convert(images, to=work.split()[1], output=out, workers=1, check="header")
         return count
-    found = timed(pack, 2.0)
+    figures = timed(pack, 2.0)
     shutil.rmtree(out, ignore_errors=True)
 elif work == "import":
-    found = {"per_second": 1 / imported, "cpu_us": 1e6 * imported}
+    figures = {"per_second": 1 / imported, "cpu_us": 1e6 * imported}
 elif work == "first batch":
     from readers.augment import RandomResizedCrop
     from readers.loader import ImageLoader
     start = time.perf_counter()
     next(iter(ImageLoader(packed(), 64, augment=[RandomResizedCrop(224)], threads=2, seed=1)))
-    found = {"per_second": 1 / (time.perf_counter() - start), "cpu_us": 0.0}
+    figures = {"per_second": 1 / (time.perf_counter() - start), "cpu_us": 0.0}
 else:
     import numpy as np
     from readers.augment import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
@@ -103,20 +103,20 @@ else:
         pixels = readers.cached(reader, keep="decoded:32", directory=root, job=str(os.getpid()))
         pixels.prefill(2)
         call = loader(pixels, [CenterCrop(32), RandomHorizontalFlip()])
-    found = timed(call, 3.0 if "loader" in work else 1.0)
-print(json.dumps(found))
+    figures = timed(call, 3.0 if "loader" in work else 1.0)
+print(json.dumps(figures))
 """
 
 
 def run(checkout: Path, work: str, images: Path, root: Path) -> dict[str, float]:
-    """One process of a checkout. Raises CalledProcessError."""
+    """Run one kind of work in a process of a checkout. Raises CalledProcessError."""
     environ = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-P", "-c", WORK, work, str(images), str(root), str(checkout)]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=root)
     if done.returncode:
         sys.exit(f"{checkout}: {work}: {done.stderr[-2000:]}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def main() -> None:
@@ -125,7 +125,7 @@ def main() -> None:
     parser.add_argument("new", type=Path)
     parser.add_argument("--images", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="kinds of work, separated by commas")
+    parser.add_argument("--only", default="", help="kinds of work to run, comma-separated")
     options = parser.parse_args()
     chosen = [work for work in WORKS if not options.only or any(o in work for o in options.only.split(","))]
     print(f"| work | old, 1/s | new, 1/s | ratio | CPU µs old | CPU µs new |\n|{'---|' * 6}")
@@ -137,9 +137,9 @@ def main() -> None:
                 checkouts = (options.old, options.new)
                 rounds.append([run(path.resolve(), work, options.images.resolve(), root) for path in checkouts])
             old, new = ([pair[i] for pair in rounds] for i in (0, 1))
-            rates = [statistics.median(one["per_second"] for one in side) for side in (old, new)]
+            rates = [statistics.median(figures["per_second"] for figures in side) for side in (old, new)]
             ratio = statistics.median(b["per_second"] / a["per_second"] for a, b in rounds)
-            costs = [statistics.median(one["cpu_us"] for one in side) for side in (old, new)]
+            costs = [statistics.median(figures["cpu_us"] for figures in side) for side in (old, new)]
             print(f"| {work} | {rates[0]:,.1f} | {rates[1]:,.1f} | {ratio:.2f} | {costs[0]:.1f} | {costs[1]:.1f} |",
                   flush=True)  # fmt: skip
 

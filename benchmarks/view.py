@@ -1,11 +1,11 @@
-"""The bytes that `packer view` sends for the first screen of a set of a million samples, and the time of its answers.
+"""The bytes and response times of `packer view` for the first screen of a set of a million samples.
 
     python benchmarks/view.py --work DIR --samples 1000000
 
-Makes, once, a set of N samples: 10,000 real JPEGs of 340 bytes to 3 kB in one shard, and hard links of that shard, with
-keys and labels of their own, joined by the index writer of conversions. Then it starts the command, and asks for what
-the page asks for: its files, view.json, the order by class, keys and labels of a screen, and sixty pictures. Prints the
-bytes and the wall time of each request, and the seconds from the start of the process to its address.
+Makes, once, a set of N samples: 10,000 JPEGs of 340 bytes to 3 kB in one shard, and hard links of that shard with
+different keys and labels, joined by the index writer of conversions. Then it starts the command, and sends the same
+requests as the page: its files, view.json, the order by class, keys and labels of a screen, and sixty pictures. Prints
+the bytes and the wall time of each request, and the seconds from the start of the process to the printed address.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SCREEN = 60
 
 
 def make_images(folder: Path) -> None:
-    """Ten thousand small JPEGs of several sizes."""
+    """Write ten thousand small JPEGs of several sizes."""
     from PIL import Image
 
     random = np.random.default_rng(1)
@@ -47,24 +47,24 @@ def make_images(folder: Path) -> None:
 
 
 def make_set(work: Path, samples: int) -> Path:
-    """A set of so many samples, in parts of ten thousand."""
+    """Make a set of `samples` samples, in parts of ten thousand."""
     import packer
     import readers
     from packer.columns import PartMeta, save_part
     from readers.layout import ShardInfo, read_dataset_info
     from readers.table import Strings
 
-    root, one = work / f"set-{samples}", work / "one"
+    root, single = work / f"set-{samples}", work / "one"
     if (root / "dataset.json").is_file():
         return root
-    if not (one / "dataset.json").is_file():
+    if not (single / "dataset.json").is_file():
         make_images(work / "images")
-        packer.convert(work / "images", "tar", one, shards=packer.Shards(samples=_PART), overwrite=True)
+        packer.convert(work / "images", "tar", single, shards=packer.Shards(samples=_PART), overwrite=True)
     root.mkdir(parents=True, exist_ok=True)
-    shard, random = read_dataset_info(one).splits["train"].shards[0], np.random.default_rng(2)
+    shard, random = read_dataset_info(single).splits["train"].shards[0], np.random.default_rng(2)
     parts, shards = [], []
-    with readers.open(one) as reader:
-        places = (one / reader.split_info.index).glob("*.npy")
+    with readers.open(single) as reader:
+        places = (single / reader.split_info.index).glob("*.npy")
         columns = {place.stem: np.load(place) for place in places if place.stem != "shard"}
         for number in range(samples // _PART):
             keys = Strings.of(f"n{number:05d}/{key}" for key in reader.keys)
@@ -72,7 +72,7 @@ def make_set(work: Path, samples: int) -> Path:
             columns["label"] = np.sort(random.integers(0, _CLASSES, _PART))
             shards.append(ShardInfo(f"train-{number:06d}.tar", shard.bytes, _PART, shard.crc32c))
             (root / shards[-1].path).unlink(missing_ok=True)
-            os.link(one / shard.path, root / shards[-1].path)
+            os.link(single / shard.path, root / shards[-1].path)
             parts.append(root / f"{number}.part")
             save_part(parts[-1], columns, PartMeta(shards[-1], shard.bytes))
     join_parts(root, "tar", parts, shards, [f"class {number:05d}" for number in range(_CLASSES)])
@@ -91,7 +91,7 @@ class Browser:
         self.bytes = self.largest = 0
         self.seconds = 0.0
 
-    def get(self, what: str, path: str, first: int | None = None, stop: int = 0) -> bytes:
+    def get(self, label: str, path: str, first: int | None = None, stop: int = 0) -> bytes:
         started = time.perf_counter()
         headers = {} if first is None else {"Range": f"bytes={first}-{stop - 1}"}
         self._line.request("GET", self._base + path, headers=headers)
@@ -101,22 +101,22 @@ class Browser:
         assert answer.status in (200, 206), (path, answer.status, data[:200])
         self.bytes, self.seconds = self.bytes + len(data), self.seconds + seconds
         self.largest = max(self.largest, len(data))
-        if what:
-            say(what, len(data), seconds)
+        if label:
+            say(label, len(data), seconds)
         return data
 
-    def some(self, what: str, column: dict[str, Any], first: int, count: int) -> np.ndarray[Any, Any]:
+    def some(self, label: str, column: dict[str, Any], first: int, count: int) -> np.ndarray[Any, Any]:
         width = np.dtype(column["dtype"]).itemsize
         start = column["start"] + first * width
-        return np.frombuffer(self.get(what, column["url"], start, start + count * width), column["dtype"])
+        return np.frombuffer(self.get(label, column["url"], start, start + count * width), column["dtype"])
 
 
-def say(what: str, size: int, seconds: float, more: str = "") -> None:
-    print(f"{what:28s} {size:10,} bytes {1e3 * seconds:8.1f} ms{more}")
+def say(label: str, size: int, seconds: float, more: str = "") -> None:
+    print(f"{label:28s} {size:10,} bytes {1e3 * seconds:8.1f} ms{more}")
 
 
 def look(root: Path) -> None:
-    """Start the command, and send it the page's requests."""
+    """Start the command, and send the page's requests to it."""
     started = time.perf_counter()
     command = [sys.executable, "-m", "packer", "view", str(root), "--no-browser"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
@@ -150,8 +150,8 @@ def ask(browser: Browser) -> None:
     say("before the first screen", browser.bytes, browser.seconds, more)
     for name, order in split["orders"].items():
         if order is not None and not order["scan"]:
-            found = json.loads(browser.get(f"order {name}", order["document"]))
-            browser.get("", found["url"], found["start"], found["start"] + 4 * min(_SCREEN, found["count"]) or 1)
+            places = json.loads(browser.get(f"order {name}", order["document"]))
+            browser.get("", places["url"], places["start"], places["start"] + 4 * min(_SCREEN, places["count"]) or 1)
     browser.get("the same again: key", "order/train/key.json")
     browser.get("where", "where.json?split=train&where=min_side%20%3E%2060%20and%20bytes%20%3E%20500")
     browser.get("batch", "batches.json?split=train&epoch=3&batch=100&batch_size=64&op=RandomResizedCrop:224")

@@ -73,7 +73,7 @@ def rank_and_world_size(rank: int | None, world_size: int | None, nodes: int = 1
     if ranks.place is None:
         raise ValueError(
             f"node {ranks.node} has {ranks.local_world_size} of the {ranks.world_size} ranks, expected the same number "
-            f"on each of the {nodes} nodes, because samples belong to nodes; start as many ranks on each"
+            f"on each of the {nodes} nodes, because samples belong to nodes; start the same number on each node"
         )
     return ranks.place, ranks.world_size
 
@@ -157,11 +157,11 @@ def cgroup_folders(
         if len(parts) != 3:
             continue
         _, mounted, path = parts
-        wanted = [name for name in controllers if name in mounted.split(",")]
+        matching = [name for name in controllers if name in mounted.split(",")]
         if mounted == "":
             base = root
-        elif wanted:
-            base = root / wanted[0]
+        elif matching:
+            base = root / matching[0]
         else:
             continue
         folder = base / path.lstrip("/")

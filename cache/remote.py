@@ -357,11 +357,11 @@ class ObjectStore:
             options["if_match"] = span.etag
         with self._asking("GET", str(span)):
             result = self._obs.get(self._store, span.path, options=options)
-            facts, found = _facts(result.meta), result.range
+            facts, received = _facts(result.meta), result.range
             self._check(span, facts)
             data = self._collected(result, span.stop - span.start, str(span))
-        if tuple(found) != (span.start, span.stop) or len(data) != span.stop - span.start:
-            raise TruncatedError(f"{self.url.at(str(span))}: received {len(data)} bytes of {found}; try again")
+        if tuple(received) != (span.start, span.stop) or len(data) != span.stop - span.start:
+            raise TruncatedError(f"{self.url.at(str(span))}: received {len(data)} bytes of {received}; try again")
         return data, facts
 
     @_again
@@ -419,14 +419,14 @@ class ObjectStore:
             self._obs.delete(self._store, path)
 
     # --- inside -------------------------------------------------------------------------------------------------
-    def _collected(self, result: Any, most_bytes: int, what: str) -> memoryview:
+    def _collected(self, result: Any, most_bytes: int, span: str) -> memoryview:
         """The body of an answer. Raises RemoteError if it has more than `most_bytes`, whatever its headers say."""
         parts, total = [], 0
         for part in result.stream(min_chunk_size=most_bytes + 1):  # a body of valid size is one part, and not copied
             total += len(part)
             if total > most_bytes:
                 raise RemoteError(
-                    f"{self.url.at(what)}: the server sends more than the {most_bytes:,} bytes that were requested; "
+                    f"{self.url.at(span)}: the server sends more than the {most_bytes:,} bytes that were requested; "
                     f"do not trust this server"
                 )
             parts.append(part)
@@ -540,17 +540,17 @@ _CAUSES: tuple[tuple[str, type[RemoteError], str], ...] = (
 )
 
 
-def translated(error: BaseException, where: str, says: str) -> RemoteError:
-    """The RemoteError for an error of obstore. where: printable address and range. says: its text, without secrets."""
-    detail, scheme = _detail(says), where.partition("://")[0]
+def translated(error: BaseException, where: str, text: str) -> RemoteError:
+    """The RemoteError for an error of obstore. where: printable address and range. text: its text, without secrets."""
+    detail, scheme = _detail(text), where.partition("://")[0]
     set_these = _CREDENTIALS.get(scheme, _CREDENTIALS["https"])
-    if "NoSuchBucket" in says or "ContainerNotFound" in says or "The specified bucket does not exist" in says:
+    if "NoSuchBucket" in text or "ContainerNotFound" in text or "The specified bucket does not exist" in text:
         return NoBucketError(f"{where}: there is no such bucket; check the address, the endpoint and the region")
-    if "169.254.169.254" in says or "metadata.google.internal" in says:  # metadata services of clouds
+    if "169.254.169.254" in text or "metadata.google.internal" in text:  # metadata services of clouds
         return DeniedError(
             f"{where}: no credentials, neither in the environment nor from the cloud of this machine; set {set_these}"
         )
-    if "416 Range Not Satisfiable" in says:
+    if "416 Range Not Satisfiable" in text:
         return ChangedError(f"{where}: the object is shorter than that; it has changed since it was indexed")
     kind, meaning = _KINDS.get(type(error).__name__, (RemoteError, ""))
     if kind is UnsupportedError and "GET" in where:
@@ -558,19 +558,19 @@ def translated(error: BaseException, where: str, says: str) -> RemoteError:
     if kind is not RemoteError:
         return kind(f"{where}: {meaning.format(set=set_these)} ({detail})")
     for pattern, kind, meaning in _CAUSES:
-        if re.search(pattern, says):
+        if re.search(pattern, text):
             return kind(f"{where}: {meaning.format(prefix=_STORE_PREFIXES.get(scheme, 'PACKER_HTTP_'))} ({detail})")
-    if re.search(r"TimedOut|timed out|deadline has elapsed", says):
+    if re.search(r"TimedOut|timed out|deadline has elapsed", text):
         return SlowError(f"{where}: no complete answer in time ({detail}); set PACKER_REMOTE_TIMEOUT to more seconds")
-    if re.search(r"IncompleteMessage|UnexpectedEof|end of file before|IncompleteBody|response body", says):
+    if re.search(r"IncompleteMessage|UnexpectedEof|end of file before|IncompleteBody|response body", text):
         return TruncatedError(f"{where}: the answer broke off ({detail}); try again")
     return RemoteError(f"{where}: {detail}; check the network, the endpoint and the region")
 
 
-def _detail(says: str) -> str:
+def _detail(text: str) -> str:
     """The first line of a message, and the error code of the server, cut to about 300 characters."""
-    line = says.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":;. ")
-    code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", says)
+    line = text.partition("\n")[0].partition(": <?xml")[0].strip().rstrip(":;. ")
+    code = re.search(r"<Code>([A-Za-z]{1,60})</Code>", text)
     shown = line if len(line) <= 300 else line[:297] + "..."
     return f"{shown}, {code[1]}" if code and code[1] not in shown else shown
 

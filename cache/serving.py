@@ -255,7 +255,7 @@ class Ranges(Protocol):
 
 
 @dataclass(frozen=True)
-class ServeTerms:
+class ServeSettings:
     """Parameters of a server.
 
     prefix: the first component of each path; it names the set and the node, so that their bytes cannot be mistaken for
@@ -300,12 +300,12 @@ class _Answer(NamedTuple):
 class Server(HttpServer):
     """Serves until it is closed. Raises ServingError if it cannot listen."""
 
-    def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
-        self.ranges, self.terms = ranges, terms
+    def __init__(self, ranges: Ranges, settings: ServeSettings) -> None:
+        self.ranges, self.settings = ranges, settings
         self.stats = ServerStats()
-        tls = _tls(terms)
+        tls = _tls(settings)
         advice = "name an address of this machine with host=, and a free port or 0 with port="
-        super().__init__(listen(terms.host, terms.port, advice), terms.limits, "packer-serve", tls)
+        super().__init__(listen(settings.host, settings.port, advice), settings.limits, "packer-serve", tls)
 
     def _refusal(self) -> bytes:
         return self._head(_Answer(503), closes=True)
@@ -332,12 +332,12 @@ class Server(HttpServer):
     def _decide(self, request: Request) -> _Answer:
         """The answer to a request, determined from its head alone."""
         sent = request.headers.get("authorization", "").encode("latin-1")
-        if not hmac.compare_digest(sent, f"Bearer {self.terms.token}".encode("latin-1")):
+        if not hmac.compare_digest(sent, f"Bearer {self.settings.token}".encode("latin-1")):
             return _Answer(401)
         if request.method not in ("GET", "HEAD"):
             return _Answer(405)
         prefix, _, name = request.path.partition("/")
-        size = self.ranges.size(name) if prefix == self.terms.prefix else None
+        size = self.ranges.size(name) if prefix == self.settings.prefix else None
         if size is None:
             return _Answer(404)
         if request.headers.get("if-match", "*") not in ("*", self._etag(name, size)):
@@ -350,7 +350,9 @@ class Server(HttpServer):
         start, stop = int(match[1]), min(size, int(match[2] or size) + 1)
         if start >= stop:
             return _Answer(416, name, size)
-        return _Answer(206, name, size, start, stop) if stop - start <= self.terms.limits.range_bytes else _Answer(413)
+        return (
+            _Answer(206, name, size, start, stop) if stop - start <= self.settings.limits.range_bytes else _Answer(413)
+        )
 
     def _head(self, answer: _Answer, closes: bool) -> bytes:
         lines = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Date: {http_date(int(time.time()))}"]
@@ -370,7 +372,7 @@ class Server(HttpServer):
 
     def _etag(self, name: str, size: int) -> str:
         """The same in all processes that serve this state of the set, also after a restart: the prefix names it."""
-        return f'"{self.terms.prefix.rpartition("-")[0]}-{name}-{size:x}"'
+        return f'"{self.settings.prefix.rpartition("-")[0]}-{name}-{size:x}"'
 
     def _count(self, answer: _Answer) -> None:
         old = self.stats
@@ -383,16 +385,16 @@ class Server(HttpServer):
         )
 
 
-def _tls(terms: ServeTerms) -> ssl.SSLContext | None:
-    if terms.certificate is None:
+def _tls(settings: ServeSettings) -> ssl.SSLContext | None:
+    if settings.certificate is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        context.load_cert_chain(terms.certificate, terms.key)
+        context.load_cert_chain(settings.certificate, settings.key)
     except (OSError, ssl.SSLError) as error:
         raise ServingError(
-            f"{terms.certificate}: not a certificate and key in PEM files that can be read: {error.strerror or error}"
+            f"{settings.certificate}: not a certificate and key in PEM files: {error.strerror or error}"
         ) from error
     return context
 
@@ -400,7 +402,7 @@ def _tls(terms: ServeTerms) -> ssl.SSLContext | None:
 # The server in a separate process, so that training threads and answers do not wait for each other.
 #
 #     this process                                    server
-#     ServeTerms and Ranges, pickled  ──►  its input      opens the Ranges, listens
+#     ServeSettings and Ranges, pickled  ──►  its input      opens the Ranges, listens
 #     port, or the error              ◄──  its output     serves until a line or the end of its input, at the latest
 #                                                         with this process
 #
@@ -429,9 +431,9 @@ class ServerProcess:
     ranges: is pickled; the other process opens its own copy.
     """
 
-    def __init__(self, ranges: Ranges, terms: ServeTerms) -> None:
+    def __init__(self, ranges: Ranges, settings: ServeSettings) -> None:
         try:
-            work = pickle.dumps((terms, ranges))
+            work = pickle.dumps((settings, ranges))
         except Exception as error:
             raise ServingError(f"this reader cannot be opened by the process that serves it: {error}") from error
         self._owner = os.getpid()
@@ -493,12 +495,12 @@ def serve(requests: IO[bytes], answers: IO[bytes]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each connection is an open file
     try:
-        terms, ranges = pickle.load(requests)
-        server = Server(ranges, terms)
+        settings, ranges = pickle.load(requests)
+        server = Server(ranges, settings)
     except Exception as error:
         known = isinstance(error, PackerError)
-        said = str(error) if known else f"the process that serves this node cannot open the reader: {error!r}"
-        _say(answers, {"error": said})
+        problem = str(error) if known else f"the process that serves this node cannot open the reader: {error!r}"
+        _say(answers, {"error": problem})
         os._exit(1)
     _say(answers, {"port": server.port})
     requests.read(len(_END))

@@ -22,11 +22,11 @@ READ = os.O_RDONLY | CLOEXEC | NONBLOCK | getattr(os, "O_BINARY", 0)
 _position = threading.Lock()
 
 
-def require(what: str, is_there: bool) -> None:
-    """Raise PlatformError unless the system supports `what`."""
+def require(feature: str, is_there: bool) -> None:
+    """Raise PlatformError unless the system supports `feature`."""
     if not is_there:
         raise PlatformError(
-            f"{what} needs Linux, and this system is {sys.platform}: use WSL 2 on Windows, a container on macOS; "
+            f"{feature} needs Linux, and this system is {sys.platform}: use WSL 2 on Windows, a container on macOS; "
             f"reading a local set works here"
         )
 

@@ -1,4 +1,4 @@
-"""The site of docs/: make site builds it into build/site. docs/site has what is generated from the code."""
+"""The site of docs/: make site builds it into build/site. docs/site has the generators of pages from the code."""
 
 from __future__ import annotations
 

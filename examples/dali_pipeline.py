@@ -2,7 +2,7 @@
 
     make demo && python examples/dali_pipeline.py demo-out/images-hdf5 [--device gpu] [--workers 2]
 
-Needs `pip install 'packer-vision[dali,torch]'`. On a GPU images are decoded, cropped and normalised there.
+Needs `pip install 'packer-vision[dali,torch]'`. With --device gpu, the GPU decodes, crops and normalises the images.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BATCH, SIZE = 50, 160
 
 
 def ready_loader(reader: readers.Reader, options: PipelineOptions) -> None:
-    """Two epochs, left in the middle of the second and finished by another loader."""
+    """Run two epochs: stop in the middle of the second, and finish it with another loader."""
     loader = DaliLoader(reader, BATCH, augment=classification(SIZE), options=options, seed=7)
     started, count = time.perf_counter(), 0
     for images, _labels in loader:
@@ -37,7 +37,7 @@ def ready_loader(reader: readers.Reader, options: PipelineOptions) -> None:
 
 
 def own_pipeline(reader: readers.Reader, options: PipelineOptions) -> None:
-    """packer's samples as the first nodes of any graph."""
+    """Use packer's samples as the first nodes of a graph."""
     from nvidia.dali import fn, pipeline_def, types
 
     gpu = options.device == "cuda"
@@ -64,7 +64,7 @@ def own_pipeline(reader: readers.Reader, options: PipelineOptions) -> None:
             break
         for label in labels.as_array().ravel().tolist():
             sums[label] += 1
-    print(f"a pipeline of its own saw {sums} samples by class")
+    print(f"the custom pipeline read {sums} samples by class")
     assert sum(sums.values()) == len(reader)
 
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("set", help="directory of a packed set")
     parser.add_argument("--split", default="train")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument("--workers", type=int, default=0, help="processes that read")
+    parser.add_argument("--workers", type=int, default=0, help="reader processes")
     arguments = parser.parse_args()
     options = PipelineOptions(device=arguments.device, workers=arguments.workers)
     with readers.open(arguments.set, arguments.split) as reader:

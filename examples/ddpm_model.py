@@ -1,7 +1,7 @@
-"""A denoising diffusion model: the network, its settings, and the steps of training and sampling.
+"""A denoising diffusion model: the network, its settings, training and sampling.
 
-As in Ho, Jain and Abbeel, "Denoising Diffusion Probabilistic Models" (2020), with the learning rate that ddpm-torch
-has for CelebA at 64 x 64 pixels. `train_ddpm.py` trains it.
+From Ho, Jain and Abbeel, "Denoising Diffusion Probabilistic Models" (2020), with ddpm-torch's learning rate for CelebA
+at 64 x 64 pixels. `train_ddpm.py` trains it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["TINY", "Learner", "Settings", "UNet"]
 
 @dataclass(frozen=True)
 class Settings:
-    """hidden, multipliers, blocks: channels of the first level, of each in multiples of it, blocks in each of them.
+    """hidden: channels of the first level. multipliers: channels of each level / hidden. blocks: blocks per level.
 
-    attention: side of the maps with attention. patch: pixels of a side that are one place of a map. decay: of the
-    moving average. warmup: steps until the learning rate is reached.
+    attention: side of the feature maps with attention. patch: side in pixels of an element of the first map. decay: of
+    the moving average. warmup: steps until the full learning rate.
     """
 
     hidden: int = 128
@@ -41,7 +41,7 @@ class Settings:
 
     @property
     def multiple(self) -> int:
-        """The side of the images is a multiple of it, as maps are halved from level to level."""
+        """The side of images must be a multiple of this, because each level halves the feature maps."""
         return self.patch << (len(self.multipliers) - 1)
 
 
@@ -54,13 +54,13 @@ def norm(channels: int) -> nn.Module:
 
 
 def zero(layer: nn.Conv2d) -> nn.Conv2d:
-    """A layer that adds nothing at first."""
+    """Set a layer to zero, so that it adds nothing before training."""
     nn.init.zeros_(layer.weight)
     return layer
 
 
 class Attention(nn.Module):
-    """One head over all places of a map, with a shortcut."""
+    """Attention with one head over all elements of a feature map, with a shortcut."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    """Two convolutions with a shortcut, the time step added between them; then attention, if asked for."""
+    """Two convolutions with a shortcut and the time step added between them; then, optionally, attention."""
 
     def __init__(self, inputs: int, outputs: int, embedding: int, attends: bool) -> None:
         super().__init__()
@@ -89,7 +89,7 @@ class Block(nn.Module):
 
 
 class UNet(nn.Module):
-    """The noise in images [n, 3, size, size], by their time steps [n]."""
+    """Predicts the noise in images [n, 3, size, size] with time steps [n]."""
 
     def __init__(self, settings: Settings, size: int) -> None:
         super().__init__()
@@ -135,9 +135,9 @@ class UNet(nn.Module):
 
 # --- the diffusion ----------------------------------------------------------------------------------------------------
 class Learner:
-    """A network, its moving average and its optimizer, after a number of steps.
+    """A network, its moving average, its optimizer, and the number of trained steps.
 
-    Noise has a linear schedule: 0.0001 to 0.02 in 1,000 time steps, in proportion more in each of fewer.
+    Noise has a linear schedule: 0.0001 to 0.02 in 1,000 time steps; with fewer steps, proportionally more per step.
     """
 
     def __init__(self, settings: Settings, size: int, seed: int, device: torch.device) -> None:
@@ -148,13 +148,13 @@ class Learner:
         self.optimizer = torch.optim.Adam(self.model.parameters(), settings.learning_rate)
         scale = 1000 / settings.timesteps
         self.betas = torch.linspace(1e-4 * scale, 0.02 * scale, settings.timesteps, dtype=torch.float64, device=device)
-        self.kept = torch.cumprod(1 - self.betas, 0)  # of the variance of the image, after each time step
+        self.kept = torch.cumprod(1 - self.betas, 0)  # share of the image's variance after each time step
         on_gpu = [device] if device.type == "cuda" else None
         self.ddp = DistributedDataParallel(self.model, device_ids=on_gpu) if dist.is_initialized() else self.model
 
     def learn(self, images: torch.Tensor) -> float:
-        """A step on images [n, 3, size, size] from -1 to 1; returns the mean squared error of the noise found in them,
-        which is 1 for a network that finds none."""
+        """Train a step on images [n, 3, size, size] from -1 to 1; returns the mean squared error of the predicted
+        noise, which is 1 for an untrained network."""
         images = images.to(self.device, non_blocking=True, memory_format=torch.channels_last)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * min(1.0, (self.step + 1) / self.settings.warmup)
@@ -164,28 +164,28 @@ class Learner:
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.step += 1
-        decay = min(self.settings.decay, self.step / (self.step + 10))  # less at first, to forget the beginning
+        decay = min(self.settings.decay, self.step / (self.step + 10))  # smaller at first, to forget the first steps
         with torch.no_grad():
             for mean, value in zip(self.average.parameters(), self.model.parameters(), strict=True):
                 mean.lerp_(value, 1 - decay)
         return float(loss.detach())
 
     def loss(self, model: nn.Module, images: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-        """The error at time steps and with noise that the generator draws."""
+        """The error for time steps and noise drawn by `generator`."""
         steps = torch.randint(self.settings.timesteps, (len(images),), generator=generator, device=self.device)
         noise = torch.randn(images.shape, generator=generator, device=self.device)
         kept = self.kept[steps].float().view(-1, 1, 1, 1)
         return F.mse_loss(model(kept.sqrt() * images + (1 - kept).sqrt() * noise, steps), noise)
 
     def generator(self, step: int) -> torch.Generator:
-        """Random numbers of a step on this rank; those of the steps before do not change them."""
+        """A generator for a step on this rank, independent of the number of random numbers in earlier steps."""
         key = (self.seed, step, dist.get_rank() if dist.is_initialized() else 0)
         drawn = np.random.SeedSequence(key).generate_state(1, np.uint64)[0]
         return torch.Generator(self.device).manual_seed(int(drawn))
 
     @torch.no_grad()
     def sample(self, count: int, seed: int = 0) -> torch.Tensor:
-        """Images [count, 3, size, size] of the averaged network, -1 to 1, by the smaller of the paper's variances."""
+        """Draw images [count, 3, size, size] from -1 to 1 by the averaged network and the paper's smaller variance."""
         generator, shape = torch.Generator(self.device).manual_seed(seed), (count, 3, self.size, self.size)
         x = torch.randn(shape, generator=generator, device=self.device)
         for step in reversed(range(self.settings.timesteps)):
@@ -208,10 +208,10 @@ class Learner:
         return {**state, "step": self.step, "configuration": self.configuration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for a state of other settings."""
+        """Raises ValueError if the settings of the state differ."""
         for name, value in self.configuration.items():
             if state["configuration"].get(name) != value:
-                raise ValueError(f"it has {name} {state['configuration'].get(name)}, and this run {value}")
+                raise ValueError(f"its {name} is {state['configuration'].get(name)}, expected {value}")
         for name in ("model", "average", "optimizer"):
             getattr(self, name).load_state_dict(state[name])
         self.step = state["step"]

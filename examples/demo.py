@@ -1,9 +1,9 @@
-"""What packer does, in a minute on this machine: images, packed, verified, read cold and warm, in batches, on a page.
+"""A tour of packer in a minute: make images, pack and verify them, read samples and batches, view them on a page.
 
     make demo        or        python examples/demo.py [FOLDER] [IMAGES]
 
-It makes IMAGES pictures (400) with the statistics of photographs, and prints what it measures. Each comparison gives
-both sides the same images, CPUs and state of the page cache; on other images and disks the figures differ.
+It makes IMAGES pictures (400) with the statistics of photographs, and prints its measurements. Both sides of a
+comparison have the same images, CPUs and state of the page cache; on other images and disks the figures differ.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FORMATS = ("hdf5", "tfrecord", "tar")
 
 # --- images ---------------------------------------------------------------------------------------------------------
 def texture(draw: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
-    """Noise whose amplitude falls as 1/frequency, as that of photographs does (Field 1987), from -1 to 1 mostly."""
+    """Noise whose amplitude falls as 1/frequency, like that of photographs (Field 1987); most values are in -1 to 1."""
     frequency = np.hypot(np.fft.fftfreq(size)[:, None], np.fft.rfftfreq(size)[None])
     frequency[0, 0] = 1
     phases = np.exp(2j * np.pi * draw.random(frequency.shape))
@@ -43,7 +43,7 @@ def texture(draw: np.random.Generator, size: int) -> npt.NDArray[np.float32]:
 
 
 def make_images(root: Path, split: str, numbers: Iterable[int]) -> int:
-    """Scenes of about 500 x 375 pixels: a sky, a ground, things on it. Returns their bytes."""
+    """Write scenes of about 500 x 375 pixels: a sky, a ground, objects. Returns the bytes of all files."""
     draw = np.random.default_rng([len(split), *list(numbers)[:1]])
     light, *colours = (texture(draw, 1024) for _ in range(3))
     grain = draw.standard_normal((1024, 1024), np.float32)
@@ -78,7 +78,7 @@ def make_images(root: Path, split: str, numbers: Iterable[int]) -> int:
 
 
 def make_tree(root: Path, images: int) -> int:
-    """`images` pictures for training and a fifth of them for validation; their bytes."""
+    """Write `images` pictures for training and a fifth as many for validation; returns the bytes of all files."""
     splits = {"train": images, "val": max(len(CLASSES), images // 5)}
     for split in splits:
         for name in CLASSES:
@@ -97,7 +97,7 @@ def drop_from_page_cache(root: Path) -> None:
 
 
 def rate(reads: Callable[[], Iterable[object]]) -> str:
-    """Samples a second."""
+    """The rate of the reads in samples/s, as text."""
     started = time.perf_counter()
     count = sum(1 for _ in reads())
     return f"{count / (time.perf_counter() - started):,.0f}"
@@ -122,7 +122,7 @@ def compare_reads(places: dict[str, Path]) -> None:
 
 
 class Files:
-    """torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip, in Pillow, for a DataLoader."""
+    """A data set like torchvision's ImageFolder with RandomResizedCrop and RandomHorizontalFlip, in Pillow."""
 
     def __init__(self, folder: Path) -> None:
         self.paths = sorted(folder.rglob("*.jpg"))
@@ -143,7 +143,7 @@ class Files:
 
 
 def batches_per_second(loader: Iterable[object], place: Path, is_cold: bool) -> float:
-    """Of one epoch."""
+    """Images/s of one epoch."""
     if is_cold:
         drop_from_page_cache(place)
     started, batches = time.perf_counter(), sum(1 for _ in loader)
@@ -151,11 +151,11 @@ def batches_per_second(loader: Iterable[object], place: Path, is_cold: bool) -> 
 
 
 def compare_batches(source: Path, packed: Path) -> None:
-    """Batches for training, where torch is installed."""
+    """Compare loaders of training batches, if torch is installed."""
     try:
         from readers.loader import ImageLoader
     except readers.MissingExtraError:
-        print("not measured, because PyTorch is not installed here: it is large. To install it:  make demo TORCH=1")
+        print("not measured: PyTorch, a large package, is not installed. To install it:  make demo TORCH=1")
         return
     from torch.utils.data import DataLoader
 
@@ -166,7 +166,7 @@ def compare_batches(source: Path, packed: Path) -> None:
     with readers.open(packed, "train") as reader:
         size = min(BATCH, len(reader))
         loaders = {
-            f"files: ImageFolder's way, DataLoader, {plural(cpus, 'worker')}": (
+            f"files: ImageFolder and DataLoader, {plural(cpus, 'worker')}": (
                 source,
                 DataLoader(Files(source / "train"), size, **options),  # type: ignore[arg-type]
             ),
@@ -176,12 +176,12 @@ def compare_batches(source: Path, packed: Path) -> None:
             ),
         }
         best = {name: [0.0, 0.0] for name in loaders}
-        for epoch in range(1 + EPOCHS):  # in turn, so that other processes slow both down
+        for epoch in range(1 + EPOCHS):  # in turn, so that other processes slow down both loaders
             for number, is_cold in enumerate((True, False)):
                 for name, (place, loader) in loaders.items():
-                    found = size * batches_per_second(loader, place, is_cold)
-                    if epoch:  # the first one starts workers
-                        best[name][number] = max(best[name][number], found)
+                    speed = size * batches_per_second(loader, place, is_cold)
+                    if epoch:  # the first epoch starts workers
+                        best[name][number] = max(best[name][number], speed)
     first = next(iter(best.values()))
     rows = [
         (name, *(f"{value:,.0f}  {value / base:3.1f} x" for value, base in zip(values, first, strict=True)))
@@ -231,9 +231,9 @@ def main(out: Path, images: int) -> None:
 
     headline("5. Look at them")
     page = export_page(out)
-    print(f"packer view {page}      # a page for your browser; web servers can show it, too")
+    print(f"packer view {page}      # opens the page in your browser; web servers can serve it, too")
     print(f"packer inspect {out / 'images-hdf5'}")
-    print(f"\nall of it took {human_seconds(time.perf_counter() - began)}; remove it with  rm -r {out}")
+    print(f"\ntotal time: {human_seconds(time.perf_counter() - began)}; remove the files with  rm -r {out}")
 
 
 def export_page(out: Path) -> Path:
@@ -243,10 +243,10 @@ def export_page(out: Path) -> Path:
     return out / "page"
 
 
-def check_same(one: Path, other: Path) -> None:
-    names = [str(path.relative_to(one)) for path in one.rglob("*") if path.is_file()]
-    assert len(names) == sum(path.is_file() for path in other.rglob("*"))
-    assert filecmp.cmpfiles(one, other, names, shallow=False) == (names, [], [])
+def check_same(first: Path, second: Path) -> None:
+    names = [str(path.relative_to(first)) for path in first.rglob("*") if path.is_file()]
+    assert len(names) == sum(path.is_file() for path in second.rglob("*"))
+    assert filecmp.cmpfiles(first, second, names, shallow=False) == (names, [], [])
 
 
 if __name__ == "__main__":

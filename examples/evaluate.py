@@ -3,7 +3,7 @@
     python examples/evaluate.py images-hdf5 --split val --output predictions.csv
     torchrun --nproc-per-node 4 examples/evaluate.py images-hdf5 --split val --output predictions.csv
 
-The model is a stand-in, the mean colour of each class: put yours in its place.
+The model is a placeholder, the mean colour of each class: replace it by yours.
 """
 
 import argparse
@@ -22,7 +22,7 @@ OPS = [Resize(64), CenterCrop(64)]
 
 
 def mean_colours(reader: readers.Reader) -> torch.Tensor:
-    """The parameters of this model, float32 [classes, 3]."""
+    """The model's parameters, float32 [classes, 3]."""
     colours = torch.zeros(len(reader.classes), 3)
     whole = ImageLoader(
         reader, 64, augment=OPS, decode=Decode(dtype=torch.float32), shuffle=False, ranks=Ranks(rank=0, world_size=1)

@@ -1,9 +1,9 @@
-"""Features of every sample in the set's order, and a classifier of nearest neighbours on them.
+"""Features of every sample in the set's order, and a nearest-neighbour classifier on them.
 
     python examples/extract_features.py images-hdf5 --output features
 
-Writes features/train.npy and val.npy, float32 [samples, width], row i for sample i. The encoder is a stand-in, with
-random weights: put yours in its place.
+Writes features/train.npy and val.npy, float32 [samples, width], row i for sample i. The encoder is a placeholder with
+random weights: replace it by yours.
 """
 
 import argparse
@@ -25,15 +25,15 @@ def network(width: int = 64) -> nn.Module:
 
 @torch.no_grad()
 def features_of(reader: readers.Reader, model: nn.Module, path: Path, size: int) -> torch.Tensor:
-    """[samples, width], of unit length; written to `path` as they come, so that they need not fit into memory."""
+    """Features [samples, width] of unit length, written to `path` batch by batch, so that memory need not hold them."""
     ops, fields = classification(size, train=False), ("image", "index")
     loader = ImageLoader(reader, 64, augment=ops, shuffle=False, fields=fields)
     kept = None
-    for images, indices in loader:  # as stored: the fastest order for any storage
-        found = nn.functional.normalize(model(images)).numpy()
+    for images, indices in loader:  # in stored order, the fastest on any storage
+        features = nn.functional.normalize(model(images)).numpy()
         if kept is None:
-            kept = np.lib.format.open_memmap(path, "w+", np.float32, (len(reader), found.shape[1]))
-        kept[indices.numpy()] = found
+            kept = np.lib.format.open_memmap(path, "w+", np.float32, (len(reader), features.shape[1]))
+        kept[indices.numpy()] = features
     return torch.from_numpy(np.load(path))
 
 
@@ -46,12 +46,12 @@ def main() -> None:
     options = parser.parse_args()
     options.output.mkdir(exist_ok=True)
     torch.manual_seed(0)
-    model, known, asked = network(), readers.open(options.set, split="train"), readers.open(options.set, split="val")
+    model, known, held_out = network(), readers.open(options.set, split="train"), readers.open(options.set, split="val")
     memory = features_of(known, model, options.output / "train.npy", options.size)
-    queries = features_of(asked, model, options.output / "val.npy", options.size)
+    queries = features_of(held_out, model, options.output / "val.npy", options.size)
     nearest = (queries @ memory.T).topk(options.neighbours).indices
     guesses = torch.tensor(known.labels)[nearest].mode(1).values
-    right = (guesses == torch.tensor(asked.labels)).float().mean()
+    right = (guesses == torch.tensor(held_out.labels)).float().mean()
     print(f"{len(memory)} and {len(queries)} features of {memory.shape[1]} values; {right:.0%} right by neighbours")
 
 

@@ -1,18 +1,18 @@
-"""Training data made on the device, in the same compiled loop as the training: no files, no loader, no copies.
+"""Training data made on the device, in the same compiled loop as training: no files, no loader, no copies.
 
     python examples/generate_jax.py [--steps 200] [--tiny]
 
 JAX draws the images of `make_text.py`, 224 x 224 pixels of random text, from random bytes, and a small convolutional
-network learns whether a word is in one of the lines. A call is one `lax.scan` of many steps: a batch is made, its
-gradient taken, and the network changed by Adam without leaving the device. Printed are images/s of making them alone
-and of training on them, and the accuracy on images that are made afterwards. --tiny: smaller images and one letter,
-which the network learns within seconds on a CPU.
+network learns whether a word is in one of the lines. A call is one `lax.scan` of many steps: each makes a batch,
+computes its gradient, and updates the network by Adam, all on the device. The script prints images/s of making images
+and of training on them, and the accuracy on new images. --tiny: smaller images and one letter, which the network learns
+within seconds on a CPU.
 
-XLA computes gradients of convolutions in a loop several times slower than elsewhere if it compiles for a CPU (issue
-12868 of jax-ml/jax). So on a CPU the steps of a call are written out, and a call has few of them.
+On a CPU, XLA computes gradients of convolutions several times slower inside a loop (issue 12868 of jax-ml/jax). So
+there the steps of a call are unrolled, and a call has few steps.
 
-The same images from a packed set, to compare: `make_text.py`, `packer convert`, then `jax_consumer.py`. Needs jax; a
-version for the CPU will do.
+For the same images from a packed set, use `make_text.py`, `packer convert`, then `jax_consumer.py`. Needs jax, with or
+without a GPU.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _RATE, _MEAN, _SQUARE = 6e-3, 0.9, 0.999
 
 @dataclass(frozen=True)
 class Task:
-    """cell: height and width of a letter. grid: lines, letters in a line. word: to be found.
+    """cell: height and width of a letter. grid: lines, letters per line. word: the word to find.
 
     layers: of the network: side of the kernel, stride, channels.
     """
@@ -52,7 +52,7 @@ TINY = Task((12, 10), (3, 4), "s", ((5, 2, 8), (3, 2, 16), (3, 1, 16)))
 
 
 class State(NamedTuple):
-    """Of the training: the network, and what Adam remembers of its gradients."""
+    """The network, and Adam's moments of its gradients."""
 
     parameters: Parameters
     mean: Parameters
@@ -61,12 +61,12 @@ class State(NamedTuple):
 
 
 def new_key(seed: int) -> jax.Array:
-    """A key of the generator that XLA brings along, which is quicker than the default one, and compiled sooner."""
+    """A key of XLA's generator, which is faster than JAX's default generator, and compiles faster."""
     return random.key(seed, impl="rbg")
 
 
 def make_batch(task: Task, key: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
-    """Images, uint8 [count, height, width, 3], and whether they have the word, bool [count]."""
+    """Make images, uint8 [count, height, width, 3], and labels, bool [count]: whether the image contains the word."""
     keys = iter(random.split(key, 4))
 
     def random_bytes(shape: tuple[int, ...]) -> jax.Array:
@@ -78,7 +78,7 @@ def make_batch(task: Task, key: jax.Array, count: int) -> tuple[jax.Array, jax.A
 
 
 def begin(task: Task, seed: int) -> State:
-    """A network before its first step."""
+    """An untrained network."""
     draw, parameters, channels = np.random.default_rng(seed), [], 3
     for side, _, width in task.layers:
         scale = (2 / (side * side * channels)) ** 0.5
@@ -91,7 +91,7 @@ def begin(task: Task, seed: int) -> State:
 
 
 def scores(task: Task, parameters: Parameters, images: jax.Array) -> jax.Array:
-    """Above 0 where the network sees the word: float32 [count]. It is the maximum over all places."""
+    """Scores, float32 [count], above 0 if the network recognises the word: the maximum over all places."""
     *layers, (weights, offset) = parameters
     x = images.astype(jnp.float32) / 64
     x = x - x.mean((1, 2), keepdims=True)
@@ -102,11 +102,11 @@ def scores(task: Task, parameters: Parameters, images: jax.Array) -> jax.Array:
 
 
 def step(task: Task, state: State, images: jax.Array, labels: jax.Array) -> tuple[State, jax.Array]:
-    """One step of Adam; also the share of the batch that was right before it."""
+    """One step of Adam; also returns the accuracy on the batch before the step."""
 
     def loss(parameters: Parameters) -> tuple[jax.Array, jax.Array]:
-        found = scores(task, parameters, images)
-        return jnp.mean(jax.nn.softplus(found) - labels * found), jnp.mean((found > 0) == labels)
+        logits = scores(task, parameters, images)
+        return jnp.mean(jax.nn.softplus(logits) - labels * logits), jnp.mean((logits > 0) == labels)
 
     gradient, right = jax.grad(loss, has_aux=True)(state.parameters)
     steps = state.steps + 1
@@ -119,7 +119,7 @@ def step(task: Task, state: State, images: jax.Array, labels: jax.Array) -> tupl
 
 @partial(jax.jit, static_argnums=(0, 3))
 def train(task: Task, state: State, key: jax.Array, steps: int) -> tuple[State, jax.Array]:
-    """So many steps, each on a batch of its own, and the share that was right; one program for the device."""
+    """Train `steps` steps, each on a new batch, as one program on the device; also returns the accuracy."""
 
     def one(state: State, key: jax.Array) -> tuple[State, jax.Array]:
         return step(task, state, *make_batch(task, key, task.batch))
@@ -130,7 +130,8 @@ def train(task: Task, state: State, key: jax.Array, steps: int) -> tuple[State, 
 
 
 def images_per_second(call: Callable[[int], Any], images: int, seconds: float = 1.0) -> float:
-    """Of calls that make or use so many images each, by their number; the first one, which compiles, is not counted."""
+    """Images/s of calls of `call`, which takes the call's number and makes or uses `images` images. The first call,
+    which compiles, does not count."""
     jax.block_until_ready(call(0))
     start, calls = time.perf_counter(), 0
     while not calls or time.perf_counter() - start < seconds:
@@ -143,7 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--in-a-call", type=int, help="steps in a call; default 50, on a CPU 2")
-    parser.add_argument("--tiny", action="store_true", help="images of 36 x 40 pixels, and one letter")
+    parser.add_argument("--tiny", action="store_true", help="use images of 36 x 40 pixels and a word of one letter")
     arguments = parser.parse_args()
     task = TINY if arguments.tiny else Task()
     height, width = (cell * count for cell, count in zip(task.cell, task.grid, strict=True))
@@ -162,15 +163,15 @@ def main() -> None:
             print(f"step {state.steps}: {float(right):.1%} right", flush=True)
     jax.block_until_ready(state)
     rate = (int(state.steps) - begun) * task.batch / (time.perf_counter() - start)
-    print(f"{rate:,.0f} images/s made and trained on")
+    print(f"{rate:,.0f} images/s made and used for training")
 
-    see, found = jax.jit(scores, static_argnums=0), []
+    see, answers = jax.jit(scores, static_argnums=0), []
     for new in random.split(new_key(4), 16):
         images, labels = make(task, new, task.batch)
-        found.append((np.asarray(see(task, state.parameters, images) > 0), np.asarray(labels)))
-    said, true = map(np.concatenate, zip(*found, strict=True))
+        answers.append((np.asarray(see(task, state.parameters, images) > 0), np.asarray(labels)))
+    predicted, true = map(np.concatenate, zip(*answers, strict=True))
     guess = max(true.mean(), 1 - true.mean())
-    print(f"accuracy {(said == true).mean():.1%} on new images; {guess:.1%} by always giving the same answer")
+    print(f"accuracy {(predicted == true).mean():.1%} on new images; {guess:.1%} by a constant answer")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Batches for JAX, without a copy: the loader's tensors are lent to JAX by DLPack.
+"""Batches for JAX without a copy: JAX uses the memory of the loader's tensors by DLPack.
 
     python examples/jax_consumer.py SET [--steps 20] [--device cuda]
 
-SET is a packed set or a folder of images. Trains a linear classifier on its classes, to show the whole way. Needs
-torch and jax (`pip install 'packer-vision[torch]' jax`).
+SET is a packed set or a folder of images. The script trains a linear classifier on its classes. Needs torch and jax
+(`pip install 'packer-vision[torch]' jax`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDE = 32
 
 
 def lent(tensor: Any) -> jax.Array:
-    """A tensor as a JAX array in the same memory. JAX takes contiguous ones: hence Decode(layout="NHWC")."""
+    """A tensor as a JAX array in the same memory. JAX needs contiguous tensors, hence Decode(layout="NHWC")."""
     return jnp.from_dlpack(tensor)
 
 
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("set", type=Path)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--device", default="cpu", help="cpu, or cuda where jax has CUDA as well")
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda if jax has CUDA, too")
     arguments = parser.parse_args()
     packed = (arguments.set / "dataset.json").is_file()
     reader = (readers.open if packed else readers.open_folder)(arguments.set, split="train")

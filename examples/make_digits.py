@@ -1,10 +1,10 @@
-"""Write small images of digits as a tree of PNG files: a small set that a model really learns.
+"""Write small images of digits as a tree of PNG files: a small set that a model can learn.
 
     python examples/make_digits.py digits && packer convert digits --to hdf5
     python examples/train_imagenette.py digits-hdf5 --model small --size 16 --no-flip --min-scale 0.7 --epochs 4
 
-1,800 images of 16 x 16 pixels, three quarters of them in train/, the others in val/. Each shows a digit in Pillow's own
-font: turned a little, somewhere near the middle, in ink and on paper of its own, with noise.
+1,800 images of 16 x 16 pixels, three quarters of them in train/, the others in val/. Each shows a digit in Pillow's
+default font, slightly rotated and shifted, with random shades of ink and paper, and with noise.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def draw_digit(digit: int, random: np.random.Generator) -> Image.Image:
 
 
 def write_digits(root: Path) -> None:
-    """root/<train or val>/<digit>/<number>.png; every fourth image of a digit is for validation."""
+    """Write root/<train or val>/<digit>/<number>.png; every fourth image of a digit is for validation."""
     random = np.random.default_rng(0)
     for number in range(1800):
         folder = root / ("val" if number // 10 % 4 == 3 else "train") / str(number % 10)

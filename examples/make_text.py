@@ -1,11 +1,11 @@
-"""Write JPEGs of random text, 224 x 224 pixels and about 16 kB each: a set of any size, in two classes, truly labelled.
+"""Write JPEGs of random text, 224 x 224 pixels and about 16 kB each: a set of any size with two classes.
 
     python examples/make_text.py text --count 8000 && packer convert text --to hdf5
 
-An image has 7 lines of 8 letters, which are as frequent as in English, on paper and in ink of random colours, with
-noise. Images with the word in a line are in the folder `with`, the others in `without`. An image follows from the
-seed and its number alone. `text_images` works on arrays of NumPy and of JAX: `generate_jax.py` draws the same images on
-a device. Needs Pillow 10.1 or later, with FreeType.
+An image has 7 lines of 8 letters, with the letter frequencies of English, random colours of paper and ink, and noise.
+Images with the word in a line are in the folder `with`, the others in `without`. The seed and the number of an image
+determine it. `text_images` works on arrays of NumPy and of JAX: `generate_jax.py` draws the same images on a device.
+Needs Pillow 10.1 or later, with FreeType.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from PIL import Image, ImageDraw, ImageFont
 CELL, GRID, WORD = (32, 28), (7, 8), "he"
 QUALITY = 88
 ALPHABET = " abcdefghijklmnopqrstuvwxyz"
-# The frequency of each in 256 letters of English text.
+# The frequency of each letter of ALPHABET in 256 letters of English text.
 _OFTEN = (40, 17, 3, 6, 9, 26, 5, 4, 13, 15, 1, 2, 9, 5, 15, 16, 4, 1, 13, 14, 19, 6, 2, 5, 1, 4, 1)
-# A letter for each value of a byte.
+# The letter of each byte value.
 LETTERS = np.repeat(np.arange(len(ALPHABET), dtype=np.uint8), _OFTEN)
 _AT_ONCE = 64
 
 
 @lru_cache
 def glyphs(height: int, width: int) -> np.ndarray[Any, Any]:
-    """The letters as ink, 0 to 1: float32 [27, height, width]."""
+    """Images of the letters, float32 [27, height, width]: ink from 0 to 1."""
     font = ImageFont.load_default(0.8 * height)
     cells = [Image.new("L", (width, height)) for _ in ALPHABET]
     for cell, letter in zip(cells, ALPHABET, strict=True):
@@ -44,11 +44,11 @@ def glyphs(height: int, width: int) -> np.ndarray[Any, Any]:
 def text_images(
     random_bytes: Callable[[tuple[int, ...]], Any], count: int, letters: Any, ink: Any, grid: tuple[int, int]
 ) -> tuple[Any, Any]:
-    """Images uint8 [count, height, width, 3], and their text, uint8 [count, lines, columns], as places in ALPHABET.
+    """Images uint8 [count, height, width, 3], and their text, uint8 [count, lines, columns], as indices into ALPHABET.
 
-    random_bytes: makes a uint8 array of a shape.
-    letters, ink: `LETTERS` and `glyphs(…)`, as arrays of the library that makes the bytes.
-    grid: lines, and letters in a line.
+    random_bytes: makes a random uint8 array of a shape.
+    letters, ink: `LETTERS` and `glyphs(…)`, as arrays of the same library.
+    grid: lines, letters per line.
     """
     text = letters[random_bytes((count, *grid))]
     _, height, width = ink.shape
@@ -60,18 +60,18 @@ def text_images(
 
 
 def contains(text: Any, word: str) -> Any:
-    """Whether the word is in a line of each text: bool [count]."""
+    """Whether a line of each text contains the word: bool [count]."""
     starts = text.shape[-1] - len(word) + 1
-    found = text[..., :starts] == ALPHABET.index(word[0])
+    matches = text[..., :starts] == ALPHABET.index(word[0])
     for place, letter in enumerate(word[1:], 1):
-        found = found & (text[..., place : place + starts] == ALPHABET.index(letter))
-    return found.any((-2, -1))
+        matches = matches & (text[..., place : place + starts] == ALPHABET.index(letter))
+    return matches.any((-2, -1))
 
 
 def write_text(root: Path, count: int, *, seed: int = 0, word: str = WORD, workers: int | None = None) -> int:
-    """root/<with or without>/<number>.jpg; returns the bytes of all files.
+    """Write root/<with or without>/<number>.jpg; returns the bytes of all files.
 
-    workers: processes; default: one for each CPU. Raises FileExistsError for a root that exists.
+    workers: processes; default: one per CPU. Raises FileExistsError if `root` exists.
     """
     if root.exists():
         raise FileExistsError(f"{root} exists: name a new folder")
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("root", type=Path, help="a folder that does not exist yet")
     parser.add_argument("--count", type=int, default=8000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--word", default=WORD, help=f"small letters that an image is searched for; default {WORD!r}")
+    parser.add_argument("--word", default=WORD, help=f"lower-case word that decides the class; default {WORD!r}")
     arguments = parser.parse_args()
     if arguments.root.exists():
         parser.error(f"{arguments.root} exists: name a new folder")

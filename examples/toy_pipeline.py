@@ -1,19 +1,19 @@
-"""A toy training job with two planted bottlenecks: diagnosed, repaired, diagnosed again.
+"""A toy training job with two planted bottlenecks, which is diagnosed, repaired, and diagnosed again.
 
     python examples/toy_pipeline.py [--seconds 20] [--workers N] [--train DEVICE]
 
-Random images stand for raw data. Five transforms follow: to a tensor, a random crop, a random mask that is dilated by a
-convolution, a change of the colour space, a scale. Three diagnoses of the same loop:
+The raw data are random images. Five transforms follow: conversion to a tensor, a random crop, a random mask that a
+convolution dilates, a change of the colour space, a scale. The same loop is diagnosed three times:
 
-1. as it is: a member of the transform starves the training. Repaired by doing the same with less work: the crop first,
-   the dilation by boolean operations, colours and scale in one product of matrices.
-2. then: loading the raw images does. Repaired by smaller ones.
-3. then the data keep up.
+1. "as it is": a member of the transform is the bottleneck. Fix 1 gives the same result with less work: crop first,
+   dilate by boolean operations, change colours and scale in one matrix product.
+2. "fix 1": loading the raw images is the bottleneck. Fix 2 uses smaller raw images.
+3. "fix 1 and 2": the data keep up.
 
-The pipeline is modelled on that of the article "PyTorch Model Performance Analysis and Optimization, part 8", whose
-figures are printed next to ours. The step is simulated: a network on the CPU would compete with the workers for its
-cores, and the ladder would show that. It takes 0.9 of the time in which the workers load the raw images of a batch, so
-that the ladder has the same shape on any machine. `--train cuda` trains a small network instead. Needs torch.
+The pipeline is modelled on the article "PyTorch Model Performance Analysis and Optimization, part 8", whose figures are
+printed next to the measured ones. The step is simulated, because a network on the CPU would compete with the workers
+for the cores, and the ladder would show that. It takes 0.9 of the time in which the workers load the raw images of a
+batch, so that the ladder has the same shape on any machine. `--train cuda` trains a small network instead. Needs torch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ RAW_SIDE, SMALL_RAW_SIDE, SIDE = 1024, 192, 160
 RADIUS = 10
 CLASSES = 10
 STEP_PER_RAW = 0.9
-# To YCbCr, as in JPEG (ITU-T T.871).
+# RGB to YCbCr, as in JPEG (ITU-T T.871).
 COLOURS = torch.tensor([[0.299, 0.587, 0.114], [-0.16874, -0.33126, 0.5], [0.5, -0.41869, -0.08131]])
 SHIFT = torch.tensor([0.0, 128.0, 128.0])
 # Steps/s in the article, on a GPU and four CPUs.
@@ -55,7 +55,7 @@ ARTICLE = {
 
 
 class Compose:
-    """Transforms, one after the other; `transforms` is where the diagnosis finds them."""
+    """Applies transforms one after the other; the diagnosis finds them in `transforms`."""
 
     def __init__(self, *transforms: Callable[[Any], Any]) -> None:
         self.transforms = list(transforms)
@@ -95,7 +95,7 @@ class RandomCrop:
 
 
 class RandomMask:
-    """Blacks out one pixel in 64, and those around it that are at most RADIUS steps away."""
+    """Blacks out one pixel in 64, and the pixels at most RADIUS steps around it."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         mask = self.draw(image.shape[1:])
@@ -124,9 +124,9 @@ class Scale:
         return image / 255
 
 
-# --- the same with less work ------------------------------------------------------------------------------------------
+# --- the repairs: the same result with less work ----------------------------------------------------------------------
 class CropToTensor:
-    """The crop before the copy, which then is of what is left."""
+    """Crops before the copy to a tensor, so that it copies fewer pixels."""
 
     def __call__(self, image: np.ndarray[Any, Any]) -> torch.Tensor:
         top, left = (int(torch.randint(0, size - SIDE + 1, ())) for size in image.shape[:2])
@@ -134,7 +134,7 @@ class CropToTensor:
 
 
 class QuickMask(RandomMask):
-    """One byte of chance for a pixel, the neighbours by `or`, and the pixels by a product."""
+    """Draws one random byte per pixel, dilates by `or`, and masks the pixels by a product."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         return image * torch.from_numpy(~self.dilate(self.draw(image.shape[1:])))
@@ -153,7 +153,7 @@ class QuickMask(RandomMask):
 
 
 class ScaledColor:
-    """The change of colours and the scale as one affine map."""
+    """Changes the colour space and scales as one affine map."""
 
     def __call__(self, image: torch.Tensor) -> torch.Tensor:
         return torch.addmm(SHIFT[:, None] / 255, COLOURS / 255, image.reshape(3, -1).float()).view(image.shape)
@@ -167,13 +167,13 @@ def quick_transform() -> Compose:
     return Compose(CropToTensor(), QuickMask(), ScaledColor())
 
 
-# The pipeline and its repairs: side of the raw images, and what makes the transform.
+# The pipeline and its repairs: side of the raw images, and the function that makes the transform.
 VARIANTS: dict[str, tuple[int, Callable[[], Compose]]] = {
     "as it is": (RAW_SIDE, slow_transform),
     "fix 1": (RAW_SIDE, quick_transform),
     "fix 1 and 2": (SMALL_RAW_SIDE, quick_transform),
 }
-# For each of them, the lines of the table that its diagnosis gives: the name in ARTICLE, and the stage that runs last.
+# The table's lines from each variant's diagnosis: name in ARTICLE, and the last stage that runs.
 LINES: dict[str, dict[str, str]] = {
     "as it is": {
         "the step alone": "step",
@@ -189,13 +189,13 @@ LINES: dict[str, dict[str, str]] = {
 
 # --- the loop ---------------------------------------------------------------------------------------------------------
 def make_loader(variant: str, batch_size: int, workers: int, *, pin_memory: bool = False) -> DataLoader[Any]:
-    """The loader of a variant."""
+    """Make the loader of a variant."""
     side, transform = VARIANTS[variant]
     return DataLoader(FakeImages(side, transform()), batch_size, num_workers=workers, pin_memory=pin_memory)
 
 
 def make_step(device: str) -> Callable[[Any], object]:
-    """The step of a small convolutional network on a device."""
+    """Make a training step of a small convolutional network on a device."""
     layers = [nn.Conv2d(3, 16, 5, 4), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(4)]
     model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(32 * 16, CLASSES)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
@@ -210,7 +210,7 @@ def make_step(device: str) -> Callable[[Any], object]:
 
 
 def simulated_seconds(batch_size: int, workers: int) -> float:
-    """How long a simulated step takes, from the CPU time of loading a raw image: the least of several."""
+    """Seconds of a simulated step, from the least CPU time of loading a raw image."""
     images = FakeImages(RAW_SIDE, slow_transform())
 
     def times() -> Iterator[float]:
@@ -223,18 +223,18 @@ def simulated_seconds(batch_size: int, workers: int) -> float:
 
 
 def steps_per_second(variant: str, result: Diagnosis) -> dict[str, float]:
-    """The lines of the table from the diagnosis of a variant; where nothing is copied, the step alone is that line."""
-    found = {rung.stage: rung.time.per_second for rung in result.rungs}
-    found |= {"storage": result.full.per_second, "copy": found.get("copy", result.step.per_second)}
-    return {line: found[stage] for line, stage in LINES[variant].items()}
+    """The table's lines from the diagnosis of a variant; without a copy, the line of the copy is the step alone."""
+    rates = {rung.stage: rung.time.per_second for rung in result.rungs}
+    rates |= {"storage": result.full.per_second, "copy": rates.get("copy", result.step.per_second)}
+    return {line: rates[stage] for line, stage in LINES[variant].items()}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=20.0, help="of each diagnosis; default 20")
-    parser.add_argument("--workers", type=int, default=usable_cpus(), help="default: the CPUs that may be used")
+    parser.add_argument("--seconds", type=float, default=20.0, help="seconds of each diagnosis; default 20")
+    parser.add_argument("--workers", type=int, default=usable_cpus(), help="default: the number of usable CPUs")
     parser.add_argument("--batch-size", type=int, default=32)
-    parser.add_argument("--train", metavar="DEVICE", help="train a small network there; default: a simulated step")
+    parser.add_argument("--train", metavar="DEVICE", help="train a small network on it; default: a simulated step")
     arguments = parser.parse_args()
 
     how: dict[str, Any] = {"seconds": arguments.seconds}
@@ -243,18 +243,18 @@ def main() -> None:
     else:
         how["simulate_step"] = simulated_seconds(arguments.batch_size, arguments.workers)
 
-    ours: dict[str, float] = {}
+    measured: dict[str, float] = {}
     culprits = []
     for variant in VARIANTS:
         loader = make_loader(variant, arguments.batch_size, arguments.workers, pin_memory=bool(arguments.train))
         result = packer.diagnose(loader, **how)
         print(f"--- {variant}", *diagnosis_lines(result), *verdict_lines(result), "", sep="\n", flush=True)
-        ours |= steps_per_second(variant, result)
+        measured |= steps_per_second(variant, result)
         culprits.append(result.culprit or "none")
 
     print(f"{'':28s}{'article':>10s}{'here':>10s}   share of the step alone")
-    for line, steps in ours.items():
-        of_step = f"{ARTICLE[line] / ARTICLE['the step alone']:10.0%}{steps / ours['the step alone']:10.0%}"
+    for line, steps in measured.items():
+        of_step = f"{ARTICLE[line] / ARTICLE['the step alone']:10.0%}{steps / measured['the step alone']:10.0%}"
         print(f"{line:28s}{ARTICLE[line]:10.2f}{steps:10.2f}{of_step}")
     print("culprits:", ", ".join(culprits))
 

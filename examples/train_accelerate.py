@@ -21,7 +21,7 @@ from readers.loader import Decode, ImageLoader
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("set")
-    parser.add_argument("--folder", type=Path, default=Path("checkpoints"), help="where checkpoints are kept")
+    parser.add_argument("--folder", type=Path, default=Path("checkpoints"), help="folder of the checkpoints")
     for name, value in {"epochs": 3, "batch-size": 64, "size": 64, "save-every": 50}.items():
         parser.add_argument(f"--{name}", type=int, default=value)  # batch-size: samples of a step, all ranks together
     options = parser.parse_args()
@@ -33,7 +33,7 @@ def main() -> None:
     network.append(nn.Linear(256, len(reader.classes)))
     optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     model, optimizer = accelerator.prepare(network, optimizer)
-    accelerator.register_for_checkpointing(loader)  # not prepare: the loader has a share for each process already
+    accelerator.register_for_checkpointing(loader)  # not prepare: the loader already divides samples between processes
     kept = sorted(int(path.name) for path in options.folder.glob("[0-9]*") if path.name.isdecimal())
     if step := max(kept, default=0):
         accelerator.load_state(options.folder / str(step))
@@ -48,7 +48,7 @@ def main() -> None:
             if step % options.save_every == 0:
                 accelerator.save_state(options.folder / f"{step}.part")
                 accelerator.wait_for_everyone()
-                if accelerator.is_main_process:  # under its name only when it is whole
+                if accelerator.is_main_process:  # gets its name only when complete
                     shutil.move(options.folder / f"{step}.part", options.folder / str(step))
                     shutil.rmtree(options.folder / str(step - 2 * options.save_every), ignore_errors=True)
         accelerator.print(f"epoch {epoch}: loss {loss.item():.3f}")

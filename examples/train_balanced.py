@@ -1,10 +1,10 @@
-"""Classes of very different sizes: every class equally often, or samples drawn by weights of your own.
+"""Classes of very different sizes: draw every class equally often, or samples by weights.
 
     python examples/train_balanced.py images-hdf5
     python examples/train_balanced.py images-hdf5 --power 0.5
 
-A class gives all of its samples once before one of them comes again. With --power P a class is drawn in proportion to
-(its size) ** P: 1 is the set unchanged, 0 all classes equally often.
+By default no sample of a class repeats before all others of the class were drawn. With --power P a class is drawn in
+proportion to size ** P: 1 is the distribution of the set, 0 draws all classes equally often.
 """
 
 import argparse
@@ -38,7 +38,7 @@ def main() -> None:
     seen = (nn.Conv2d(3, 32, 5, 2), nn.ReLU(), nn.Conv2d(32, 64, 5, 2), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
     model = nn.Sequential(*seen, nn.Flatten(), nn.Linear(64, len(reader.classes)))
     optimizer = torch.optim.AdamW(model.parameters(), 2e-3)
-    print(f"samples of each class {sizes.tolist()}")
+    print(f"samples per class: {sizes.tolist()}")
     for epoch in range(options.epochs):
         drawn = torch.zeros(len(reader.classes), dtype=torch.int64)
         for images, labels in loader:
@@ -47,7 +47,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}, drawn of each class {drawn.tolist()}")
+        print(f"epoch {epoch}: loss {loss.item():.3f}, drawn per class: {drawn.tolist()}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""Diffusion on images of several shapes: every step has one shape, and little of an image is cut off.
+"""Diffusion on images of several shapes: all images of a step have one shape, and little is cropped.
 
     python examples/train_buckets.py images-hdf5 --area 65536 --multiple 32
 
-Shapes of about the same area, as in SDXL (Podell et al., 2023); all ranks have the same shape in a step. train_ddpm.py
-is a whole diffusion model, on one shape.
+The shapes have about the same area, as in SDXL (Podell et al., 2023); all ranks have the same shape in a step.
+train_ddpm.py is a complete diffusion model, for one shape.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from readers.order import Bucketed
 
 
 def network(width: int = 32) -> nn.Module:
-    """The noise in images [n, 3, h, w], which have the strength of their noise as a fourth channel."""
+    """A network that predicts the noise in images [n, 3, h, w]; its input has the noise level as a fourth channel."""
     layers = [nn.Conv2d(4, width, 3, 1, 1), *(nn.Conv2d(width, width, 3, 1, 1) for _ in range(2))]
     return nn.Sequential(*(part for layer in layers for part in (layer, nn.SiLU())), nn.Conv2d(width, 3, 3, 1, 1))
 
@@ -26,8 +26,8 @@ def network(width: int = 32) -> nn.Module:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("set", help="a packed set of images of any shapes")
-    parser.add_argument("--area", type=int, default=64 * 64, help="most pixels of an image")
-    parser.add_argument("--multiple", type=int, default=16, help="sides are multiples of it")
+    parser.add_argument("--area", type=int, default=64 * 64, help="largest number of pixels of an image")
+    parser.add_argument("--multiple", type=int, default=16, help="sides are multiples of this number")
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
     reader = readers.open(options.set, split="train")
@@ -42,8 +42,8 @@ def main() -> None:
             shapes.add(tuple(images.shape[2:]))
             noise, share = torch.randn_like(images), torch.rand(len(images), 1, 1, 1)
             noisy = (1 - share) * images + share * noise
-            found = model(torch.cat((noisy, share.expand_as(images[:, :1])), 1))
-            loss = nn.functional.mse_loss(found, noise)
+            predicted = model(torch.cat((noisy, share.expand_as(images[:, :1])), 1))
+            loss = nn.functional.mse_loss(predicted, noise)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

@@ -1,9 +1,9 @@
-"""Classification on one CPU or GPU, with validation, and checkpoints from which the next run continues in mid-epoch.
+"""Classification on one CPU or GPU, with validation, and checkpoints from which a run continues in mid-epoch.
 
     packer convert images --to hdf5
     python examples/train_classifier.py images-hdf5 --checkpoint run.pt
 
-train_ddp.py is the same on many GPUs; train_imagenette.py adds signals and checkpoints that a kill cannot spoil.
+train_ddp.py does the same on many GPUs; train_imagenette.py adds signals, and checkpoints that survive a kill.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     loader = ImageLoader(reader, 32, augment=classification(64), seed=1, device=device)
     check = ImageLoader(held_out, 32, augment=classification(64, train=False), shuffle=False, device=device)
     optimizer = torch.optim.AdamW((model := network(len(reader.classes)).to(device)).parameters(), 3e-3)
-    saved = {"model": model, "optimizer": optimizer, "loader": loader}  # the loader is saved as the model is
+    saved = {"model": model, "optimizer": optimizer, "loader": loader}  # the loader is saved like the model
     if options.checkpoint.exists():
         for name, state in torch.load(options.checkpoint, weights_only=True).items():
             saved[name].load_state_dict(state)
@@ -46,7 +46,7 @@ def main() -> None:
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-            if loader.left % 10 == 0:  # batches of this epoch
+            if loader.left % 10 == 0:  # remaining batches of this epoch
                 torch.save({name: part.state_dict() for name, part in saved.items()}, options.checkpoint)
         model.eval()
         with torch.no_grad():

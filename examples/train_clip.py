@@ -3,7 +3,7 @@
     packer convert samples.csv --to hdf5 --field caption:text=caption -o SET
     python examples/train_clip.py SET
 
-An image may have several captions, one per line; one of them is drawn each time. A text is its pairs of letters.
+An image may have several captions, one per line; each step draws one of them. Texts are encoded as pairs of letters.
 """
 
 import argparse

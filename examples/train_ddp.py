@@ -1,8 +1,8 @@
-"""Data-parallel training: the same loader on every rank, which takes its share of each step, and an exact validation.
+"""Data-parallel training: every rank's loader reads its share of each step; validation is exact.
 
     torchrun --nproc-per-node 4 examples/train_ddp.py images-hdf5 --checkpoint run.pt
 
-A run continues from its checkpoint on another number of ranks: no sample of the epoch is lost, none comes twice.
+A run continues from its checkpoint on another number of ranks, without a lost or repeated sample in the epoch.
 """
 
 import argparse
@@ -29,7 +29,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if torch.cuda.is_available() else torch.device("cpu")
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     reader, held_out = readers.open(options.set, split="train"), readers.open(options.set, split="val")
-    loader = ImageLoader(reader, 16, augment=classification(64), seed=1, device=device)  # 16 a rank
+    loader = ImageLoader(reader, 16, augment=classification(64), seed=1, device=device)  # 16 per rank
     check = ImageLoader(held_out, 16, augment=classification(64, train=False), shuffle=False, device=device)
     torch.manual_seed(1)
     seen = (nn.Conv2d(3, 32, 5, 2), nn.ReLU(), nn.Conv2d(32, 64, 5, 2), nn.ReLU(), nn.AdaptiveMaxPool2d(1))
@@ -46,7 +46,7 @@ def main() -> None:
             optimizer.step()
         counts = torch.zeros(2, device=device)
         with torch.no_grad():
-            for images, labels in check:  # each sample on one rank: batches differ in size, and may be empty
+            for images, labels in check:  # each sample on one rank: batch sizes differ, and may be 0
                 counts += torch.stack([(model(images).argmax(1) == labels).sum(), (labels >= 0).sum()])
         dist.all_reduce(counts)
         if dist.get_rank() == 0:  # the state of the loader is the same on every rank

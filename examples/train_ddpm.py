@@ -1,18 +1,18 @@
-"""Train a denoising diffusion model on a packed set, on one CPU or on many GPUs, and draw images from it.
+"""Train a denoising diffusion model on a packed set, on one CPU or many GPUs, and draw images from it.
 
     packer convert celeba --to hdf5
     python examples/train_ddpm.py celeba-hdf5 --checkpoint run.pt
     torchrun --nproc-per-node 8 examples/train_ddpm.py celeba-hdf5 --checkpoint run.pt
     python examples/train_ddpm.py celeba-hdf5 --tiny --epochs 2          # a small network, for a CPU
 
-The data are those of ddpm-torch: of CelebA's aligned faces a box of 148 x 148 pixels to 64 x 64, flips, values from -1
-to 1. `--crop middle` takes images of any size. The network is in ddpm_model.py.
+The images are preprocessed as in ddpm-torch: a box of 148 x 148 pixels of CelebA's aligned faces, resized to 64 x 64,
+flips, values from -1 to 1. `--crop middle` accepts images of any size. The network is in ddpm_model.py.
 
-The checkpoint holds the network, its moving average, the optimizer, and where the loader is. Noise is drawn by (seed,
-step, rank), so the same command continues with the losses that the run would have had without the interruption; on
-another number of ranks with other noise. At the end the averaged network draws a grid of images.
+The checkpoint holds the network, its moving average, the optimizer, and the position of the loader. Noise is drawn by
+(seed, step, rank), so after an interruption the same command continues with the same losses as an uninterrupted run; on
+another number of ranks the noise differs. At the end the averaged network draws a grid of images.
 
-Written to be copied: nothing here is needed by the library.
+Copy and change this script: the library does not use it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Run:
         self.say(f"resumed at epoch {self.loader.epoch}, step {self.learner.step}")
 
     def save(self) -> None:
-        """All of it or nothing: a kill in the middle leaves the last checkpoint as it was."""
+        """Write the checkpoint atomically: a kill leaves the previous one intact."""
         if self.main:
             temporary = self.args.checkpoint.with_suffix(".tmp")
             torch.save({"learner": self.learner.state_dict(), "loader": self.loader.state_dict()}, temporary)
@@ -96,7 +96,7 @@ class Run:
                 file.write(f"{self.learner.step} {loss!r}\n")
 
     def draw(self) -> None:
-        """A grid of samples as a PNG file."""
+        """Write a grid of samples as a PNG file."""
         count, size = self.args.samples, self.args.size
         images = ((self.learner.sample(count, self.args.seed) + 1) * 127.5).round().clamp(0, 255).byte().cpu()
         columns = math.ceil(math.sqrt(count))
@@ -113,7 +113,7 @@ class Run:
 
 
 def ops(reader: readers.Reader, args: argparse.Namespace) -> list[Op]:
-    """The ops on the images. Raises ValueError if --crop celeba gets other images than its aligned faces."""
+    """The ops on the images. Raises ValueError for --crop celeba if the images are not CelebA's aligned faces."""
     if args.crop == "middle":
         middle = [Resize(args.size), CenterCrop(args.size)]
         return [*middle, RandomHorizontalFlip(), Normalize((0.5,) * 3, (0.5,) * 3)]
@@ -122,7 +122,7 @@ def ops(reader: readers.Reader, args: argparse.Namespace) -> list[Op]:
         first = int(others[0])
         raise ValueError(
             f"{args.dataset}: --crop celeba is for images of {FACE_WIDTH} x {FACE_HEIGHT} pixels, and "
-            f"{reader.keys[first]} has {reader.info.width[first]} x {reader.info.height[first]}: take --crop middle"
+            f"{reader.keys[first]} has {reader.info.width[first]} x {reader.info.height[first]}: use --crop middle"
         )
     return celeba(args.size)
 
@@ -130,26 +130,26 @@ def ops(reader: readers.Reader, args: argparse.Namespace) -> list[Op]:
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dataset", help="a packed set, or its address")
-    parser.add_argument("--split", help="default: the only one, or train")
+    parser.add_argument("--split", help="default: the only split, or train")
     parser.add_argument("--crop", choices=("celeba", "middle"), default="celeba", help="default: %(default)s")
-    parser.add_argument("--size", type=int, default=64, help="pixels of a side (%(default)s)")
-    parser.add_argument("--batch-size", type=int, default=128, help="of each rank (%(default)s)")
+    parser.add_argument("--size", type=int, default=64, help="side of the images in pixels (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=128, help="images per rank (%(default)s)")
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tiny", action="store_true", help="a small network that learns quickly, and little")
+    parser.add_argument("--tiny", action="store_true", help="a small network for quick tests")
     parser.add_argument("--checkpoint", type=Path, default=Path("ddpm.pt"))
     parser.add_argument("--save-every", type=int, default=1000, metavar="STEPS")
-    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="save and end, without samples")
-    parser.add_argument("--losses", type=Path, metavar="FILE", help="add a line with step and loss for each step")
+    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="save and exit, without samples")
+    parser.add_argument("--losses", type=Path, metavar="FILE", help="append a line with step and loss for each step")
     parser.add_argument("--samples", type=int, default=64, help="images to draw at the end (%(default)s)")
-    parser.add_argument("--grid", type=Path, default=Path("ddpm.png"), help="where to (%(default)s)")
+    parser.add_argument("--grid", type=Path, default=Path("ddpm.png"), help="file of the drawn images (%(default)s)")
     args = parser.parse_args(arguments)
     multiple = (TINY if args.tiny else Settings()).multiple
     if args.size < 1 or args.size % multiple:
         parser.error(f"--size is {args.size}, expected a multiple of {multiple}")
     if args.seed < 0 or args.samples < 0 or args.save_every < 1:
         parser.error("--seed and --samples are 0 or more, --save-every is 1 or more")
-    for name in ("checkpoint", "losses", "grid"):  # now, not after days of training
+    for name in ("checkpoint", "losses", "grid"):  # checked before training, not after days
         path = getattr(args, name)
         if path is not None and not path.parent.is_dir():
             parser.error(f"--{name}: there is no folder {path.parent}")

@@ -4,7 +4,7 @@
     python examples/train_detection.py SET --classes 80
 
 A line of the table is {"path": "1.jpg", "boxes": [[x0, y0, x1, y1], …], "labels": [3, …]}. As in CenterNet (Zhou et
-al., 2019), the cell of a grid that has the centre of a box says the class and the box.
+al., 2019), the grid cell that contains the centre of a box predicts its class and its sides.
 """
 
 import argparse
@@ -24,16 +24,16 @@ def network(outputs: int) -> nn.Module:
     return nn.Sequential(*(part for layer in layers for part in layer), nn.Conv2d(64, outputs, 3, 1, 1))
 
 
-def loss_of(found: torch.Tensor, boxes: list[torch.Tensor], labels: list[torch.Tensor]) -> torch.Tensor:
-    """found: scores of classes, then x0, y0, x1, y1 from the middle of each cell, in cells, [n, classes + 4, h, w]."""
-    classes, wanted = found.shape[1] - 4, torch.zeros_like(found[:, :-4])
+def loss_of(outputs: torch.Tensor, boxes: list[torch.Tensor], labels: list[torch.Tensor]) -> torch.Tensor:
+    """outputs: [n, classes + 4, h, w], scores of classes, then x0, y0, x1, y1 in cells from the middle of a cell."""
+    classes, targets = outputs.shape[1] - 4, torch.zeros_like(outputs[:, :-4])
     image = torch.cat([torch.full((len(some),), n) for n, some in enumerate(boxes)])
     corners, kind = torch.cat(boxes) / CELL, torch.cat(labels)
-    x, y = ((corners[:, :2] + corners[:, 2:]) / 2).long().T.clamp(max=found.shape[-1] - 1)
-    wanted[image, kind, y, x] = 1
+    x, y = ((corners[:, :2] + corners[:, 2:]) / 2).long().T.clamp(max=outputs.shape[-1] - 1)
+    targets[image, kind, y, x] = 1
     offsets = corners - torch.stack((x, y, x, y), 1) - 0.5
-    shape = nn.functional.l1_loss(found[image, classes:, y, x], offsets) if len(kind) else 0
-    return nn.BCEWithLogitsLoss(pos_weight=torch.tensor(20.0))(found[:, :-4], wanted) + 0.1 * shape
+    shape = nn.functional.l1_loss(outputs[image, classes:, y, x], offsets) if len(kind) else 0
+    return nn.BCEWithLogitsLoss(pos_weight=torch.tensor(20.0))(outputs[:, :-4], targets) + 0.1 * shape
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""A plain loop with torch.distributed.checkpoint, as in torchtitan, which continues when started again, on any ranks.
+"""A plain loop with torch.distributed.checkpoint, as in torchtitan; a restarted run continues, on any number of ranks.
 
 torchrun --nproc-per-node 2 examples/train_distributed.py SET
 """
@@ -24,7 +24,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)  # batch-size: samples of a step, all ranks together
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    saving, ranks = None, dist.new_group(backend="gloo")  # of threads, which save during training
+    saving, ranks = None, dist.new_group(backend="gloo")  # for threads that save during training
     reader, ops = readers.open(options.set, split="train"), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
     share = options.batch_size // dist.get_world_size()
     loader = ImageLoader(reader, share, augment=ops, decode=Decode(dtype=torch.float32))

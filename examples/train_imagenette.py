@@ -1,14 +1,14 @@
-"""Train a classifier on a packed set, on one CPU or on many GPUs, and continue after any interruption.
+"""Train a classifier on a packed set, on one CPU or many GPUs, and continue after any interruption.
 
     packer convert imagenette2 --to hdf5
     python examples/train_imagenette.py imagenette2-hdf5 --checkpoint run.pt
     torchrun --nproc-per-node 4 examples/train_imagenette.py imagenette2-hdf5 --checkpoint run.pt
 
-The checkpoint holds the model, the optimizer and the loader's position: a few numbers without ranks or threads. The
-same command continues from it, in the middle of an epoch and on another number of ranks: every sample of the epoch is
-seen once. SIGTERM, which batch systems send when the time is nearly up, ends it with a last checkpoint.
+The checkpoint holds the model, the optimizer and the loader's position: a few numbers, independent of ranks and
+threads. The same command continues from it in mid-epoch, also on another number of ranks: every sample of the epoch is
+seen once. After SIGTERM, which batch systems send before the time limit, the run saves a last checkpoint and ends.
 
-Written to be copied: nothing here is needed by the library.
+Copy and change this script: the library does not use it.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Block(nn.Module):
 
 
 def resnet18(classes: int) -> nn.Module:
-    """ResNet-18: torchvision's where it is installed, otherwise the same layers."""
+    """ResNet-18 of torchvision if installed, otherwise the same layers."""
     try:
         from torchvision.models import resnet18 as build
 
@@ -85,7 +85,7 @@ def resnet18(classes: int) -> nn.Module:
 
 
 def small(classes: int) -> nn.Module:
-    """Three residual blocks for small images and small machines."""
+    """A network of three residual blocks, for small images and small machines."""
     stem = [nn.Conv2d(3, 32, 3, 1, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU(inplace=True)]
     body = [Block(32, 32, 1), Block(32, 64, 2), Block(64, 128, 2)]
     return nn.Sequential(*stem, *body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
@@ -96,7 +96,7 @@ MODELS = {"resnet18": resnet18, "small": small}
 
 # --- data ---------------------------------------------------------------------------------------------------------
 def train_loader(args: argparse.Namespace) -> ImageLoader:
-    """Random crops and flips, uint8 until the device; rank and world size come from torch.distributed."""
+    """A loader with random crops and flips of uint8 images; rank and world size come from torch.distributed."""
     reader = readers.open(args.dataset, args.split)
     augment = [RandomResizedCrop(args.size, scale=(args.min_scale, 1.0))]
     if not args.no_flip:
@@ -106,14 +106,14 @@ def train_loader(args: argparse.Namespace) -> ImageLoader:
 
 
 def validation_loader(args: argparse.Namespace) -> ImageLoader:
-    """Every sample once, with any number of ranks."""
+    """A loader of every sample once, on any number of ranks."""
     reader = readers.open(args.dataset, args.val_split)
     augment = [Resize(round(args.size * 256 / 224)), CenterCrop(args.size), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
     return ImageLoader(reader, args.batch_size, augment=augment, shuffle=False, ranks=Ranks(tail="exact"))
 
 
 class Normalized(nn.Module):
-    """uint8 images to normalised floats, on the device: a quarter of the bytes cross the bus."""
+    """Normalises uint8 images on the device, so that a quarter of the bytes cross the bus."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class Run:
         self.ddp = DistributedDataParallel(self.model, device_ids=on_gpu) if dist.is_initialized() else self.model
 
     def save(self) -> None:
-        """All of it or nothing: a kill in the middle leaves the last checkpoint as it was."""
+        """Write the checkpoint atomically: a kill leaves the previous one intact."""
         if self.main:
             state = {
                 "model": self.model.state_dict(),
@@ -169,7 +169,7 @@ class Run:
         self.loader.load_state_dict(state["loader"])
         self.step = state["step"]
         if self.main:
-            print(f"resumed at epoch {self.loader.epoch}, step {self.step}, {self.loader.left} batches to go in it")
+            print(f"resumed at epoch {self.loader.epoch}, step {self.step}, {self.loader.left} batches left in it")
 
     def train(self) -> None:
         last = self.args.stop_after and self.step + self.args.stop_after
@@ -199,7 +199,7 @@ class Run:
         self.signalled = True
 
     def time_is_up(self) -> bool:
-        """Whether any rank received a signal to stop; all ranks learn it in the same step."""
+        """Whether any rank received a signal to stop; all ranks return the same answer."""
         signalled = torch.tensor(float(self.signalled), device=self.device)
         if dist.is_initialized():
             dist.all_reduce(signalled, dist.ReduceOp.MAX)
@@ -217,7 +217,7 @@ class Run:
         return float(loss.detach())
 
     def learning_rate(self) -> float:
-        """Up over the first tenth of all samples, then down to zero along a line."""
+        """Rises linearly over the first tenth of all samples, then falls linearly to zero."""
         total = self.args.epochs * len(self.loader.reader)
         state = self.loader.state_dict()
         done = min(1.0, (state["epoch"] * state["samples"] + state["cursor"]) / total)
@@ -238,7 +238,7 @@ class Run:
         return float(right[0] / right[1].clamp(min=1))
 
     def trace(self, epoch: int, indices: torch.Tensor) -> None:
-        """Write down which samples were trained on: --trace shows that a resume repeats and loses none."""
+        """Log the trained samples for --trace, which shows that a resume neither repeats nor loses samples."""
         if self.args.trace:
             rank = dist.get_rank() if dist.is_initialized() else 0
             with open(f"{self.args.trace}.{rank}", "a", encoding="utf-8") as file:
@@ -251,19 +251,17 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--split", default="train")
     parser.add_argument("--val-split", default="val")
     parser.add_argument("--model", choices=sorted(MODELS), default="resnet18")
-    parser.add_argument("--size", type=int, default=128, help="pixels of a side (%(default)s)")
+    parser.add_argument("--size", type=int, default=128, help="side of the images in pixels (%(default)s)")
     parser.add_argument("--min-scale", type=float, default=0.25, help="smallest area of a random crop (%(default)s)")
     parser.add_argument("--no-flip", action="store_true", help="for digits, letters and traffic signs")
-    parser.add_argument("--batch-size", type=int, default=64, help="of each rank (%(default)s)")
+    parser.add_argument("--batch-size", type=int, default=64, help="images per rank (%(default)s)")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
     parser.add_argument("--save-every", type=int, default=100, metavar="STEPS")
-    parser.add_argument(
-        "--stop-after", type=int, default=0, metavar="STEPS", help="save and end, as if the time were up"
-    )
-    parser.add_argument("--trace", type=Path, help="write the samples that were trained on to TRACE.<rank>")
+    parser.add_argument("--stop-after", type=int, default=0, metavar="STEPS", help="save and exit, as at a time limit")
+    parser.add_argument("--trace", type=Path, help="write the trained samples to TRACE.<rank>")
     return parser.parse_args(arguments)
 
 

@@ -3,7 +3,7 @@
     XLA_FLAGS=--xla_force_host_platform_device_count=2 python examples/train_jax.py SET run.npz 20
 
 Trains a linear classifier for 20 steps; continues from run.npz if it exists. With several processes, call
-`jax.distributed.initialize()` first: each loads its own share of a batch. Needs torch and jax.
+`jax.distributed.initialize()` first: each process loads its share of a batch. Needs torch and jax.
 """
 
 import json

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/train_lightning.py SET
 
-Lightning counts batches: keep `--batch-size`, the samples of a step on all ranks together.
+Lightning counts batches, so do not change `--batch-size`, the number of samples of a step on all ranks together.
 """
 
 import argparse
@@ -40,7 +40,7 @@ class Classifier(lightning.LightningModule):
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("set")
-    parser.add_argument("--folder", default="checkpoints", help="where checkpoints are kept")
+    parser.add_argument("--folder", default="checkpoints", help="folder of the checkpoints")
     for name, value in {"epochs": 3, "batch-size": 64, "size": 64, "save-every": 50, "classes": 10}.items():
         parser.add_argument(f"--{name}", type=int, default=value)  # batch-size: samples of a step, all ranks together
     options = parser.parse_args()

@@ -2,7 +2,7 @@
 
     python examples/train_mixed.py photos-hdf5 drawings-tar --weights 0.5 0.5
 
-Classes of the same name are one. Nothing is packed again, and the sets may be in different formats and places.
+Classes of the same name are merged. Nothing is packed again, and the sets may have different formats and locations.
 """
 
 import argparse
@@ -21,8 +21,8 @@ from readers.order import Mixed
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("sets", nargs="+", help="packed sets")
-    parser.add_argument("--weights", type=float, nargs="+", help="the share of each; default: their sizes")
-    parser.add_argument("--samples", type=int, help="of an epoch; default: as many as there are")
+    parser.add_argument("--weights", type=float, nargs="+", help="shares of the sets; default: their sizes")
+    parser.add_argument("--samples", type=int, help="samples of an epoch; default: all")
     parser.add_argument("--epochs", type=int, default=5)
     options = parser.parse_args()
     parts = [readers.open(name, split="train") for name in options.sets]
@@ -43,13 +43,13 @@ def main() -> None:
     optimizer, ends = torch.optim.AdamW(model.parameters(), 2e-3), torch.tensor(sizes).cumsum(0)
     for epoch in range(options.epochs):
         counts = torch.zeros(len(sizes), dtype=torch.int64)
-        for images, labels, indices in loader:  # indices: in the first set, then in the second, …
+        for images, labels, indices in loader:  # indices count through the first set, then the second, …
             counts += torch.bincount(torch.searchsorted(ends, indices, right=True), minlength=len(sizes))
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-        print(f"epoch {epoch}: loss {loss.item():.3f}, samples of each set {counts.tolist()}")
+        print(f"epoch {epoch}: loss {loss.item():.3f}, samples per set: {counts.tolist()}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     packer convert samples.jsonl --label-column tags --to hdf5 -o SET
     python examples/train_multilabel.py SET
 
-A line of the table is {"path": "1.jpg", "tags": ["red", "round"]}. Scores ("score": 0.7) and vectors are packed, and
-arrive here, in the same way.
+A line of the table is {"path": "1.jpg", "tags": ["red", "round"]}. Scores ("score": 0.7) and vectors are packed and
+loaded in the same way.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     packer convert samples.csv --to hdf5 --field mask:mask=mask_path -o SET
     python examples/train_segmentation.py SET --classes 21
 
-The table has a column of images and one of masks, whose pixels are numbers of classes, 255 for none.
+The table has columns of image files and mask files; pixels of masks are class numbers, or 255 for no class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ IGNORED = 255
 
 
 def network(classes: int, width: int = 16) -> nn.Module:
-    """Scores [n, classes, h, w] of images [n, 3, h, w]; sides are multiples of 4."""
+    """A network from images [n, 3, h, w] to scores [n, classes, h, w]; sides must be multiples of 4."""
     shapes = [(3, width, 1), (width, 2 * width, 2), (2 * width, 4 * width, 2), (4 * width, 2 * width, 1)]
     layers = [(nn.Conv2d(a, b, 3, step, 1), nn.BatchNorm2d(b), nn.ReLU()) for a, b, step in shapes]
     up = nn.Upsample(scale_factor=4, mode="bilinear")
@@ -39,7 +39,7 @@ def main() -> None:
     options = parser.parse_args()
     crop, turn = RandomResizedCrop(options.size, scale=(0.25, 1.0)), RandomRotation(15)
     ops = [crop, RandomHorizontalFlip(), turn, ColorJitter(0.2, 0.2), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    rule = FieldOptions(names=("image", "mask"), mask_fill=IGNORED)  # of what a rotation brings into view
+    rule = FieldOptions(names=("image", "mask"), mask_fill=IGNORED)  # for pixels outside the rotated image
     reader = readers.open(options.set, split="train")
     loader = ImageLoader(reader, 16, augment=ops, fields=rule)
     optimizer = torch.optim.AdamW((model := network(options.classes)).parameters(), 2e-3)

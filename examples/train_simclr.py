@@ -1,8 +1,8 @@
-"""Self-supervised learning: two views of each image, drawn apart (SimCLR, Chen et al., 2020, arXiv:2002.05709).
+"""Self-supervised learning: two independent views of each image (SimCLR, Chen et al., 2020, arXiv:2002.05709).
 
     python examples/train_simclr.py images-hdf5
 
-A sample is read once for all of its views. For DINO's crops of several sizes, give a list of ops for each view:
+A sample is read once for all its views. For DINO's crops of several sizes, give a list of ops for each view:
 augment=Views([wide, wide, *[small] * 6]).
 """
 
@@ -19,13 +19,13 @@ from readers.loader import ImageLoader
 
 
 def network(width: int = 64) -> nn.Module:
-    """Vectors [n, width] of images [n, 3, h, w]."""
+    """A network from images [n, 3, h, w] to vectors [n, width]."""
     seen = (nn.Conv2d(3, 32, 5, 2), nn.ReLU(), nn.Conv2d(32, width, 5, 2), nn.ReLU(), nn.AdaptiveAvgPool2d(2))
     return nn.Sequential(*seen, nn.Flatten(), nn.Linear(4 * width, width), nn.ReLU(), nn.Linear(width, width))
 
 
 def contrastive(first: torch.Tensor, second: torch.Tensor, temperature: float = 0.2) -> torch.Tensor:
-    """NT-Xent: of all other views of the batch, each finds the one of its own image."""
+    """The NT-Xent loss: identify, among all views of the batch, the other view of the same image."""
     views = normalize(torch.cat((first, second)))
     scores = (views @ views.T / temperature).fill_diagonal_(-torch.inf)
     return cross_entropy(scores, torch.arange(len(views), device=views.device).roll(len(first)))

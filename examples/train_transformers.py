@@ -3,7 +3,7 @@
     packer convert imagenette2 --to hdf5 -o SET
     torchrun --nproc-per-node 2 examples/train_transformers.py SET
 
-The Trainer counts updates: keep `--batch-size`, the samples of an update on all ranks together.
+The Trainer counts updates, so do not change `--batch-size`, the samples of an update on all ranks together.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Classifier(nn.Module):
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("set")
-    parser.add_argument("--folder", default="checkpoints", help="where checkpoints are kept")
+    parser.add_argument("--folder", default="checkpoints", help="folder of the checkpoints")
     for name, value in {"epochs": 3, "batch-size": 64, "size": 64, "save-every": 50, "accumulate": 1}.items():
         parser.add_argument(
             f"--{name}", type=int, default=value

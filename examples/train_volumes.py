@@ -1,9 +1,9 @@
-"""A classifier of 3-D volumes on a node of a cluster: staged to its disk, kept in its memory, resumed in mid-epoch.
+"""A classifier of 3-D volumes on a cluster node: staged to its disk, cached in its memory, resumed in mid-epoch.
 
     packer convert volumes --to hdf5          # volumes/<class>/<name>.npy, float32 [d, h, w], all of one shape
     python examples/train_volumes.py volumes-hdf5 --stage "$TMPDIR" --checkpoint run.pt
 
-After a kill the same line continues with the next batch. For many GPUs see train_ddp.py: ranks share the samples.
+After a kill, the same command continues with the next batch. For many GPUs see train_ddp.py.
 """
 
 import argparse
@@ -20,20 +20,20 @@ from readers.torch import EpochSampler, ImageDataset
 
 
 def network(classes: int) -> nn.Module:
-    """Of volumes [n, 1, d, h, w]."""
+    """A network from volumes [n, 1, d, h, w] to class scores."""
     layers = [nn.Conv3d(1, 8, 3, 2, 1), nn.ReLU(), nn.Conv3d(8, 16, 3, 2, 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1)]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(16, classes))
 
 
 def normal(volume: torch.Tensor) -> torch.Tensor:
-    """A volume [d, h, w] as [1, d, h, w], with mean 0 and deviation 1."""
+    """Convert a volume [d, h, w] to [1, d, h, w] with mean 0 and standard deviation 1."""
     return ((volume - volume.mean()) / (volume.std() + 1e-6))[None]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("set", help="a packed set whose main field is an array of one shape")
-    parser.add_argument("--stage", help="a disk of this node to copy the set to; default: read it where it is")
+    parser.add_argument("--stage", help="copy the set to this folder on a disk of the node; default: no copy")
     parser.add_argument("--checkpoint", type=Path, default=Path("run.pt"))
     parser.add_argument("--epochs", type=int, default=3)
     options = parser.parse_args()

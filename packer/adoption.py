@@ -116,7 +116,7 @@ class AdoptTask:
 class _LocatedColumns:
     """The columns of located samples. The image comes first; other fields are added with the first sample that has one.
 
-    fields: those of any sample.
+    fields: the fields of any sample.
     """
 
     def __init__(self) -> None:
@@ -786,7 +786,7 @@ def find_shards(paths: Sequence[Path], output: Path | None, split: str | None, i
     splits = ", ".join(f"{name} {len(part):,}" for name, part in located.splits.items())
     _log.info("%s (%s); the index goes to %s", plural(len(shards), f"{format_name} shard"), splits, out)
     if origin:
-        _log.info("they belong to the set in %s, which says what they hold", origin.root)
+        _log.info("they belong to the set in %s, whose dataset.json describes their content", origin.root)
     return located
 
 

@@ -76,7 +76,7 @@ class PartMeta:
     asked: table columns that `where` uses; seen: columns that the samples have, those and others.
 
     Of adopted shards only (a shard that packer writes has the fields of its set):
-    fields: those of any sample.
+    fields: the fields of any sample.
     unreadable: images without a readable header.
     class_names: label -> name.
     class_conflict: a label with two names; "" if none.
@@ -386,7 +386,7 @@ def check_columns(root: Path, split: SplitInfo) -> None:
 
 
 def damaged_columns(root: Path, split: SplitInfo) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong with it) for files that differ from dataset.json."""
+    """(file, problem) for files that differ from dataset.json."""
     for name, known in split.columns.items():
         path = root / split.index / name
         try:

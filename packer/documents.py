@@ -55,14 +55,14 @@ __all__ = [
 _BEGIN = b"<!-- packer begin: this part is written again when the set changes; what is before and behind it stays -->\n"
 _END = b"<!-- packer end -->\n"
 _MAX_README_BYTES = 16 << 20
-_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # those of str.splitlines
+_LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"  # the line ends of str.splitlines
 _ESCAPES = {ord(end): ascii(end)[1:-1] for end in _LINE_ENDS} | {ord("\\"): "\\\\", 0: "\\x00"}
 
 
 def write_dataset_info(
     place: Folder, info: DatasetInfo, *, scratch: Folder, note: Callable[[str], None] | None = None
 ) -> DatasetInfo:
-    """Write dataset.json into `place`, which makes it a set, and the documents; returns what was written.
+    """Write dataset.json into `place`, which makes it a set, and the documents; returns the written DatasetInfo.
 
     scratch: a folder on the same filesystem for temporary files.
     note: called if a set was changed but its documents cannot be written; without it, that is an error.
@@ -119,7 +119,7 @@ def class_lines(classes: tuple[str, ...]) -> bytes:
 def differences(
     read: Callable[[str], bytes | None], text: bytes, info: DatasetInfo, title: object
 ) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong) for SHA256SUMS and classes.txt of a set, if they exist and disagree with dataset.json.
+    """(file, problem) for SHA256SUMS and classes.txt of a set, if they exist and disagree with dataset.json.
 
     read: returns the content of a file of the set, None if it does not exist; may raise OSError.
     text: the text of dataset.json, read as `info`. title: of the set.
@@ -328,7 +328,7 @@ def _splits(info: DatasetInfo) -> str:
 
 
 def _fields(info: DatasetInfo) -> str:
-    rows = [("field", "what it is", "in the shards")]
+    rows = [("field", "content", "in the shards")]
     for number, (name, kind) in enumerate(info.fields.items()):
         where = _WHERE_JSON.get(info.format) if kind == "json" and name == "json" else None
         if number == 0 and name == "image":
@@ -394,7 +394,7 @@ def _examples(info: DatasetInfo) -> Iterator[str]:
             "shards": _shards(info, part),
             "imports": _imports(part),
             "imports_of_all": imports_of_all or _IMPORTS.removeprefix("import json\n") * bool(class_names),
-            "files": ", ".join(f"{_text(name)}: {_shards(info, one)}" for name, one in parts.items()),
+            "files": ", ".join(f"{_text(name)}: {_shards(info, entry)}" for name, entry in parts.items()),
             "variable": _text(next(iter(parts))),
             "names": class_names,
             "name": f'names[sample["cls"]{offset}]' if class_names else f'sample["cls"]{offset}',

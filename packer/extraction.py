@@ -180,7 +180,7 @@ def _sweep(shared: Folder) -> None:
 
 
 def _remove(shared: Folder, name: str) -> None:
-    """Remove the folder of one extraction; the lock last, so that no other process removes it meanwhile."""
+    """Remove the folder of one extraction; the lock last, so that no other process removes it at the same time."""
     with shared.folder(name) as folder:
         for file in folder.names():
             if folder.kind(file) == "folder":  # of an engine's progress

@@ -358,31 +358,39 @@ def recommend_order(
         width = parallel_gets() * 7 // 8 if remote else _LOCAL_READS
         get, streaming = (probed[2], _STREAM_SECONDS + probed[3]) if remote else (0.0, 0.0)
 
-        def estimated(one: OrderReport) -> OrderReport:
-            fits = one.memory_bytes <= most
-            requests, size = (one.requests, one.sample_bytes) if fits else (1.0, mean)
-            blocks = min(_BATCH, max(1, one.memory_bytes and int(one.spec.get("window", one.spec.get("open", _BATCH)))))
-            gets = blocks if one.memory_bytes and fits else _BATCH * requests
-            first = blocks * min(one.memory_bytes / blocks, mean / max(1e-9, requests)) if one.memory_bytes else 0.0
+        def estimated(report: OrderReport) -> OrderReport:
+            fits = report.memory_bytes <= most
+            requests, size = (report.requests, report.sample_bytes) if fits else (1.0, mean)
+            blocks = min(
+                _BATCH, max(1, report.memory_bytes and int(report.spec.get("window", report.spec.get("open", _BATCH))))
+            )
+            gets = blocks if report.memory_bytes and fits else _BATCH * requests
+            first = (
+                blocks * min(report.memory_bytes / blocks, mean / max(1e-9, requests)) if report.memory_bytes else 0.0
+            )
             first = latency + gets * get + max(first, _BATCH * size) / rate
-            ahead = 3072 if one.memory_bytes and fits else 768  # when the next are announced
+            ahead = 3072 if report.memory_bytes and fits else 768  # when the next are announced
             waiting = max(requests * latency / width, latency / ahead if remote else 0.0)
             seconds = max(waiting, size / rate + requests * get + streaming)
-            return replace(one, requests=requests, sample_bytes=size, samples_s=1 / seconds, first_batch_s=first)
+            return replace(report, requests=requests, sample_bytes=size, samples_s=1 / seconds, first_batch_s=first)
 
-        reports = [estimated(one) for one in _compared(reader, block_bytes, windows, seed)]
+        reports = [estimated(report) for report in _compared(reader, block_bytes, windows, seed)]
     return _advised(reports, latency, rate, most, measured, need)
 
 
 def _advised(
     reports: list[OrderReport], latency: float, rate: float, most: int, measured: bool, need: float
 ) -> OrderAdvice:
-    shuffles = [one for one in reports[1:] if one.memory_bytes <= most]
-    fastest = max(one.samples_s for one in shuffles)
+    shuffles = [report for report in reports[1:] if report.memory_bytes <= most]
+    fastest = max(report.samples_s for report in shuffles)
     enough = min(need, fastest) if need else fastest / 2
     exact = reports[-1]
-    fast = [one for one in shuffles if one.samples_s >= enough]
-    best = exact if exact in fast else max(fast, key=lambda one: (round(one.mixing[1], 1), sum(one.mixing.values())))
+    fast = [report for report in shuffles if report.samples_s >= enough]
+    best = (
+        exact
+        if exact in fast
+        else max(fast, key=lambda report: (round(report.mixing[1], 1), sum(report.mixing.values())))
+    )
     goal = f"the {need:,.0f} that are needed" if need else f"half of the fastest shuffle's {fastest:,.0f}"
     if best is exact:
         reason = f"a global shuffle gives {exact.samples_s:,.0f} samples/s, at least {goal}, and nothing mixes better"

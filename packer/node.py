@@ -274,5 +274,5 @@ def _stores(target: str | os.PathLike[str] | None) -> list[Store]:
 
 
 def _described(copy: Copy, leaving: bool = False) -> StagedCopy:
-    size, wanted = copy.stored_bytes(), copy.planned_bytes
-    return StagedCopy(str(copy.path), copy.source, size, wanted, copy.last_use(), copy.in_use(), leaving)
+    size, planned = copy.stored_bytes(), copy.planned_bytes
+    return StagedCopy(str(copy.path), copy.source, size, planned, copy.last_use(), copy.in_use(), leaving)

@@ -226,7 +226,7 @@ class _Upload:
 
 
 def _another(remote: Remote) -> OutputError:
-    return OutputError(f"{remote.url}: another upload has written a set there meanwhile; choose another address")
+    return OutputError(f"{remote.url}: another upload has written a set there in the meantime; choose another address")
 
 
 def _default_work(remote: Remote) -> Path:

@@ -215,10 +215,10 @@ class LocatedRows:
             yield f"field {of}: the shard has the file name {name!r:.200}, the index {stored!r:.200}"
 
     def missing(self) -> Iterator[tuple[int, str]]:
-        """(sample, what is wrong) for payloads that are not where the index puts them."""
+        """(sample, problem) for payloads that are not at the place in the index."""
         for (name, offset, length), rows in self._rows.items():
             for row in rows:
-                yield row, f"field {name}: the shard has none at {offset} of {length} bytes, where the index puts it"
+                yield row, f"field {name}: the shard has none at {offset} of {length} bytes, the place in the index"
 
 
 def header_difference(info: ImageInfo, index: int, image: Buffer | None) -> str:

@@ -242,7 +242,7 @@ class Board:
 
     def close(self) -> None:
         """Remove the files; tasks that still run stop."""
-        for _ in range(_ATTEMPTS if self.path is not None else 0):  # a task may write its file meanwhile
+        for _ in range(_ATTEMPTS if self.path is not None else 0):  # a task may write its file during this check
             assert self.path is not None
             with suppress(OSError), Folder(self.path.parent) as parent:
                 parent.remove_tree(self.path.name)

@@ -132,14 +132,14 @@ class SetWriter:
             raise full from error
 
     def _add(self, split: str, key: str, label: Any, values: Mapping[str, Any]) -> None:
-        wanted = None if self._wanted is None else ({} if label is None else {"label": "label"}) | dict(self._wanted)
+        kinds = None if self._wanted is None else ({} if label is None else {"label": "label"}) | dict(self._wanted)
         form = self._form
         if form is None:
-            form = SampleForm.of([values if label is None else {**values, "label": label}], wanted, self._classes)
+            form = SampleForm.of([values if label is None else {**values, "label": label}], kinds, self._classes)
         if form.target == "label":
             values, label = {**values, "label": label}, None
         known = (*form.members, *form.rest)
-        unnamed = [name for name in values if wanted is not None and name not in wanted]
+        unnamed = [name for name in values if kinds is not None and name not in kinds]
         if unnamed:
             raise BadSampleError(f"has no field {unnamed[0]!r}; it has {', '.join(known)}")
         number = form.label_of(values) if label is None else form.number(label)
@@ -310,8 +310,8 @@ def writer(
     """A writer of a new set in the directory `output`, for use in a `with` statement.
 
     to: "hdf5", "tfrecord" or "tar".
-    fields: name -> kind (`readers.fields`); by default those of the first sample, recognised by the values. Pass them
-        if the first sample lacks some.
+    fields: name -> kind (`readers.fields`); by default the fields of the first sample, recognised by the values. Pass
+        them if the first sample lacks some.
     classes: names of the classes; the position is the label.
     split: of samples that are written without one, default "train".
     images, shards: as for `packer.convert`, without shuffle.

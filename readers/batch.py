@@ -64,8 +64,8 @@ class Fields:
         for name in self.wanted:
             if name == "image" and name not in reader.fields:
                 raise UnknownNameError(
-                    f"no field 'image': batches of images are asked for, and this set has {', '.join(reader.fields)}; "
-                    f"take  readers.torch.ImageDataset(reader)  in a DataLoader, which hands out {reader.fields[0]!r}"
+                    f"no field 'image': batches of images need one, and this set has {', '.join(reader.fields)}; "
+                    f"take  readers.torch.ImageDataset(reader)  in a DataLoader, which returns {reader.fields[0]!r}"
                 )
             if name not in known:
                 raise UnknownNameError(f"no field {name!r}; a batch can have {', '.join(known)}")
@@ -154,15 +154,14 @@ class Fields:
         return rows if name == "index" else [keys[row] for row in rows.tolist()]
 
     # --- stored fields --------------------------------------------------------------------------------------------
-    def read(self, reader: Reader, rows: Sequence[int] | npt.NDArray[np.int64]) -> list[Payloads]:
-        """The bytes of the stored fields of some rows."""
-        numbers = [int(row) for row in rows]
-        columns = [_read_column(reader, numbers, name) for name in self._read]
+    def read(self, reader: Reader, rows: Sequence[int] | npt.NDArray[np.int64], *more: str) -> list[Payloads]:
+        """The bytes of the stored fields of some rows, and of `more` fields."""
+        numbers, names = [int(row) for row in rows], (*self._read, *more)
         samples: list[Payloads] = []
-        for payloads in zip(*columns, strict=True):
+        for payloads in zip(*_read_columns(reader, numbers, names), strict=True):
             error = next((data for data in payloads if isinstance(data, Exception)), None)
-            samples.append(dict(zip(self._read, payloads, strict=True)) if error is None else error)
-        return samples if self._read else [{} for _ in numbers]
+            samples.append(dict(zip(names, payloads, strict=True)) if error is None else error)
+        return samples if names else [{} for _ in numbers]
 
     def decode(self, payloads: Payloads, placement: Placement | None = None) -> dict[str, Any]:
         """The values of the stored fields of a sample; arrays are NumPy arrays.
@@ -220,18 +219,19 @@ def _is_lacking(table: Table | None, name: str) -> bool:
     return table is None or bool((table.field_column(name, "offset") == ABSENT).any())
 
 
-def _read_column(reader: Reader, rows: list[int], name: str) -> Sequence[Buffer | Exception | None]:
-    """The bytes of one field of some rows, read together if possible."""
-    has = [True] * len(rows)
-    if isinstance(reader, Reader):
-        table = reader.table
-        offsets = table.columns.field_column(name, "offset")[table.at(checked_indices(rows, reader))]
-        has = (offsets != ABSENT).tolist()
+def _read_columns(reader: Reader, rows: list[int], names: Sequence[str]) -> list[Sequence[Buffer | Exception | None]]:
+    """The bytes of each field of some rows, read together if possible."""
+    if not isinstance(reader, Reader):
+        return [[_read_one(reader, row, name) for row in rows] for name in names]
+    numbers = checked_indices(rows, reader)
+    columns, at = reader.table.columns, reader.table.at(numbers)
+    has = {name: columns.field_column(name, "offset")[at] != ABSENT for name in names}
     try:
-        payloads = iter(reader.read_many([row for row, present in zip(rows, has, strict=True) if present], name))
+        data = reader.read_fields({name: numbers[present] for name, present in has.items()})
     except SAMPLE_ERRORS:
-        return [_read_one(reader, row, name) for row in rows]
-    return [next(payloads) if present else None for present in has]
+        return [[_read_one(reader, row, name) for row in rows] for name in names]
+    left = {name: iter(payloads) for name, payloads in data.items()}
+    return [[next(left[name]) if one else None for one in present.tolist()] for name, present in has.items()]
 
 
 def _read_one(reader: Reader, row: int, name: str) -> Buffer | Exception | None:

@@ -12,7 +12,7 @@ has no state: any process may ask for any step, in any order, repeatedly.
 Only the epoch of `start` begins at a cursor; every other epoch is whole.
 
 on_error selects the treatment of a sample that fails with SAMPLE_ERRORS. Any other error is raised, including the
-StaleIndexError of a set that was replaced meanwhile:
+StaleIndexError of a set that was replaced during the loop:
 
     raise       BadSampleError, which names the sample
     skip        a smaller batch
@@ -75,7 +75,7 @@ class FeedOptions:
     """Options of a feed. Raises ValueError.
 
     rank, world_size: None for both detects them on each use.
-    decoder, made: its name, and what is made of the samples, in resume tokens.
+    decoder, made: its name, and the processing of the samples, in resume tokens.
     """
 
     rank: int | None = None

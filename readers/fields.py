@@ -14,7 +14,7 @@
     json    JSON in UTF-8                                            the decoded value
     file    any bytes                                                bytes
 
-Boxes and points are in pixels of the image as it is displayed, after its EXIF orientation: (0, 0) is the upper left
+Boxes and points are in pixels of the displayed image, after its EXIF orientation: (0, 0) is the upper left
 corner of the first pixel, (width, height) the lower right corner of the last. A mask covers the whole of this image.
 
 Bytes are not trusted. Arrays are parsed by the layout documented in numpy.lib.format (magic, version, header length, a
@@ -99,9 +99,9 @@ def _as_array(value: Any) -> npt.NDArray[Any]:
         raise BadSampleError(f"{type(value).__name__} is not an array: {error}") from error
 
 
-def _as_floats(values: npt.NDArray[Any], what: str) -> npt.NDArray[np.float32]:
+def _as_floats(values: npt.NDArray[Any], subject: str) -> npt.NDArray[np.float32]:
     if values.dtype.kind not in "iuf":
-        raise BadSampleError(f"{what} are numbers, not {values.dtype}")
+        raise BadSampleError(f"{subject} are numbers, not {values.dtype}")
     with np.errstate(over="ignore"):
         return values.astype(np.float32)
 

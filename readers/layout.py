@@ -15,8 +15,8 @@
       },
       "adopted": {"image_key": "jpg", "label_key": null, "fields": {}},  how shards made elsewhere are read
       "made": {…},                                                    how it was made; see `DatasetInfo.fingerprint`
-      "documents": ["README.md", "SHA256SUMS", "classes.txt"],        what is there for people, and follows the set
-      "edited": […], "separate": […], "history": […], "retired": […]    what was done to it since: `History`
+      "documents": ["README.md", "SHA256SUMS", "classes.txt"],        documents for people, updated with the set
+      "edited": […], "separate": […], "history": […], "retired": […]    changes since the conversion: `History`
     }
 
 `root` is the folder of the source tree that the split came from ("" for none). Paths are relative to the directory
@@ -50,7 +50,7 @@ from readers.table import column_names
 #     ShardPath      a RelativePath of a shard in its set, other than the set's own files
 #     IndexPath      a RelativePath of the folder of an index in its set, likewise
 #
-# They are strings and print, compare and pickle like strings. Creating one raises BadNameError with what is allowed.
+# They are strings and print, compare and pickle like strings. Creating one raises BadNameError with the allowed form.
 
 
 DATASET_FILE = "dataset.json"
@@ -160,12 +160,12 @@ def _fitting(part: str) -> str:
     return (encoded[: _MAX_PART_BYTES - len(tail)].decode(errors="ignore").encode() + tail).decode(errors="ignore")
 
 
-def _plain(text: str, what: str) -> str:
+def _plain(text: str, noun: str) -> str:
     """Return `text` if it can be part of a file name, an option and a line of text. Raises BadNameError."""
     good = bool(text) and text[0] != "." and text.isprintable() and not _FORBIDDEN & set(text)
     if not good or len(text.encode()) > _MAX_NAME_BYTES:
         raise BadNameError(
-            f"{text[:80]!r} cannot be the name of {what}: take up to {_MAX_NAME_BYTES} bytes of letters, digits, "
+            f"{text[:80]!r} cannot be the name of {noun}: take up to {_MAX_NAME_BYTES} bytes of letters, digits, "
             f"'_', '-' and '.', with no '.' in front, and no blank or slash"
         )
     return text
@@ -325,7 +325,7 @@ class DatasetInfo:
         for name in ("edited", "separate"):
             content[name] = getattr(self, name)
         for name in ("history", "retired"):
-            content[name] = [asdict(one) for one in getattr(self, name)]
+            content[name] = [asdict(entry) for entry in getattr(self, name)]
         content["documents"] = [name for name in DOCUMENTS if name in self.documents]
         later = ("edited", "separate", "history", "retired", "documents")
         known = {name: value for name, value in content.items() if value or name not in later}
@@ -523,7 +523,7 @@ class _Object:
     def names(self, name: str, known: Iterable[str], message: str) -> list[str]:
         """A list of names, all of them in `known`; empty if it is missing."""
         names = self.items(name)
-        unknown = [one for one in names if not isinstance(one, str) or one not in known]
+        unknown = [entry for entry in names if not isinstance(entry, str) or entry not in known]
         if unknown:
             raise DatasetError(f"{self.where}: {name} names {unknown[0]!r:.80}, {message.format(', '.join(known))}")
         return names

@@ -188,7 +188,7 @@ class Position:
         return self._place.next if progress is None or progress.finished else progress.position
 
     def _put(self, start: Start) -> None:
-        """Set the start of the next loop, and forget the progress of a loop under way."""
+        """Set the start of the next loop, and forget the progress of the current loop."""
         self._place.put(start)
         self._done = self._steps_done()
         self._progress, self._loaded = None, False
@@ -288,7 +288,7 @@ def check_batches(feed: Steps, whole: int = 1) -> None:
 
 
 class FeedPosition(Position):
-    """A position, the arguments of its feed, and the bad samples of the epoch under way."""
+    """A position, the arguments of its feed, and the bad samples of the current epoch."""
 
     _feed: Feed
 
@@ -314,7 +314,7 @@ class FeedPosition(Position):
 
     @property
     def left(self) -> int:
-        """Number of batches left on this rank in the loop under way, or else in the next one."""
+        """Number of batches left on this rank in the current loop, or else in the next one."""
         return self._feed.at(self._position).steps()
 
     @property
@@ -396,7 +396,7 @@ class FeedLoader(FeedPosition, ABC):
         maker.stop()
 
     def _begin(self, loop: _Loop) -> Progress:
-        """Make `loop` the loop under way. Raises TrainerError."""
+        """Make `loop` the current loop. Raises TrainerError."""
         if self._place.begun is not None:
             self._interrupt("another loop over this loader has begun")
         check_batches(self._feed)
@@ -418,7 +418,7 @@ class FeedLoader(FeedPosition, ABC):
         super()._put(start)
 
     def _interrupt(self, reason: str) -> None:
-        """End the loop under way."""
+        """End the current loop."""
         running = self._running() if self._running else None
         if running is not None:
             running.interrupt(reason)

@@ -146,7 +146,9 @@ class _Collector:
 
     def __init__(self, watched: Watched) -> None:
         loaders = watched if isinstance(watched, Mapping) else {"train": watched}
-        self._meters = {name: one if isinstance(one, Meter) else Meter(one) for name, one in loaders.items()}
+        self._meters = {
+            name: loader if isinstance(loader, Meter) else Meter(loader) for name, loader in loaders.items()
+        }
 
     def collect(self) -> Iterable[Any]:
         core = _client().core
@@ -165,7 +167,7 @@ class _Collector:
                 family.add_metric(values, totals[key] / 1e9)
             yield family
         stages = core.CounterMetricFamily(
-            "packer_stage_seconds", "Threads, by what they did.", labels=(*labels, "stage"), unit="seconds"
+            "packer_stage_seconds", "Seconds of threads, by stage.", labels=(*labels, "stage"), unit="seconds"
         )
         for values, totals in labelled:
             for stage, ns in stage_ns(totals).items():

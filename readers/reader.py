@@ -43,7 +43,7 @@ from cache.errors import (
 )
 from cache.messages import listed
 from cache.stores import Buffer, Store
-from cache.stores.base import Payloads, layers, location
+from cache.stores.base import Extents, Payloads, layers, location
 from readers.layout import FIELD_KINDS, DatasetInfo, SplitInfo
 from readers.table import ABSENT as _ABSENT
 from readers.table import NO_LABEL, ImageInfo, Sample, Table, checked_indices, headers_of, html_of, parse_npy
@@ -260,12 +260,29 @@ class Reader:
             return data  # type: ignore[return-value]
         return self._read_extents(indices, field)
 
+    def read_fields(self, rows: Mapping[str, Indices]) -> dict[str, list[Buffer]]:
+        """The bytes of several fields, each of samples of its own: {field: samples} to {field: bytes}.
+
+        They are planned as one read: neighbours are fetched together, whichever field they are of, and a server is
+        waited for once. Raises as `read_many` does.
+        """
+        extents = {name: self.table.extents(indices, name) for name, indices in rows.items()}
+        data = iter(self._read_all(extents))
+        return {name: list(itertools.islice(data, len(some.row))) for name, some in extents.items()}
+
     def _read_extents(self, indices: Indices, field: str) -> list[Buffer]:
-        extents = self.table.extents(indices, field)
+        return self._read_all({field: self.table.extents(indices, field)})
+
+    def _read_all(self, extents: Mapping[str, Extents]) -> list[Buffer]:
+        """The bytes of all extents of some fields, field by field."""
+        if not extents:
+            return []
+        first, *more = extents.values()
         try:
-            return self.store.read(extents)
+            return self.store.read(Extents(*map(np.concatenate, zip(first, *more, strict=True))) if more else first)
         except StaleIndexError as error:
-            self.table.check(extents, field)
+            for field, some in extents.items():
+                self.table.check(some, field)
             raise self.table.columns.explained(error) from error.__cause__
 
     def prefetch(self, indices: Indices, field: str = "") -> None:
@@ -536,7 +553,7 @@ class Announcer:
             return
         if self._better:
             warnings.warn(
-                f"samples of one block of this order go to several processes, so each is fetched by itself; faster is  "
+                f"samples of one block of this order go to several processes, which each fetch it; faster is  "
                 f"{self._better}",
                 stacklevel=2,
             )

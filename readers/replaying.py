@@ -212,9 +212,9 @@ class Replay:
         from readers.torch import Place
 
         others = feed.others(stretch.epoch, positions).tolist()
-        given = zip(rows.tolist(), positions.tolist(), others, strict=True)
+        drawn = zip(rows.tolist(), positions.tolist(), others, strict=True)
         dataset = self._dataset()
-        places = [Place(row, feed.seed, stretch.epoch, position, instead) for row, position, instead in given]
+        places = [Place(row, feed.seed, stretch.epoch, position, instead) for row, position, instead in drawn]
         return dataset.collate(dataset.__getitems__(places))
 
     def pictures(
@@ -240,12 +240,12 @@ class Replay:
         sample adds nothing to the list. Raises UnknownNameError for an unknown key.
         """
         row = self._feed.reader.table.find(key)
-        wanted = range(self.run[0].epoch, self.start.epoch + 1) if epochs is None else sorted({*epochs})
+        chosen = range(self.run[0].epoch, self.start.epoch + 1) if epochs is None else sorted({*epochs})
         made: list[Appearance] = []
         for stretch in self._stretches():
-            if stretch.segment is self.run[-1] and (not wanted or stretch.epoch > wanted[-1]):
+            if stretch.segment is self.run[-1] and (not chosen or stretch.epoch > chosen[-1]):
                 break
-            if stretch.epoch in wanted and stretch.steps:
+            if stretch.epoch in chosen and stretch.steps:
                 made += self._appearances(stretch, row)
         return made
 
@@ -253,7 +253,12 @@ class Replay:
         """The record of the run, the position, the seed and the ops, as a dictionary for JSON."""
         where = {"seed": self.seed, "epoch": self.start.epoch, "cursor": self.start.cursor, "done": self.done}
         ops = [list(map(repr, of_view)) for of_view in self.ops]
-        return {**where, "run": [one._asdict() for one in self.run], "ops": ops, "without_draws": self.without_draws}
+        return {
+            **where,
+            "run": [segment._asdict() for segment in self.run],
+            "ops": ops,
+            "without_draws": self.without_draws,
+        }
 
     # --- inside ---------------------------------------------------------------------------------------------------
     def _stretches(self) -> Iterator[_Stretch]:
@@ -323,8 +328,8 @@ class Replay:
 
     def _make(self, stretch: _Stretch, index: int, rank: int | None) -> ReplayedStep:
         segment, samples = stretch.segment, list[ReplayedSample]()
-        for one in range(segment.world_size) if rank is None else (rank,):
-            samples += self._samples(stretch.epoch, one, *self._rows(stretch, index, one))
+        for member in range(segment.world_size) if rank is None else (rank,):
+            samples += self._samples(stretch.epoch, member, *self._rows(stretch, index, member))
         step = None if stretch.step < 0 else stretch.step + index
         return ReplayedStep(
             step,
@@ -455,24 +460,24 @@ def replay(
     contains no state, or states of several runs; ValueError for a source of another type, or without a reader.
     """
     loader = over if over is not None and not isinstance(over, Reader) else None
-    given: Feed | None = None
+    known_feed: Feed | None = None
     if not isinstance(source, (Mapping, str, os.PathLike)):
         loader, over = source, None
     if loader is not None:
-        given = _feed_of(loader)
-    reader = given.reader if given is not None else over
+        known_feed = _feed_of(loader)
+    reader = known_feed.reader if known_feed is not None else over
     if reader is None:
         raise ValueError("replay(state, reader): give the reader that the run trained on, or its loader")
-    if given is not None and source is loader:
-        feed = given
+    if known_feed is not None and source is loader:
+        feed = known_feed
     else:
         token = ResumeToken.from_dict(_choose(find_states(source, state), reader))
-        if given is None:
+        if known_feed is None:
             known = order or _order_of(token.order, reader, token.seed)
             options = FeedOptions(0, world_size or 1, tail or choose_tail(known), "raise", token.decoder)
-            given = Feed(reader, known, batch_size or 1, options)
-        made = given.options.made if loader is not None else token.made
-        feed = given.resumed(token.to_dict())
+            known_feed = Feed(reader, known, batch_size or 1, options)
+        made = known_feed.options.made if loader is not None else token.made
+        feed = known_feed.resumed(token.to_dict())
         feed = replace(feed, options=replace(feed.options, made=made, decoder=token.decoder))
     return Replay(_recorded(feed, batch_size, world_size, sampler), loader)
 
@@ -488,7 +493,7 @@ def _recorded(feed: Feed, batch_size: int | None, world_size: int | None, sample
         return replace(feed, run=there.joined(start, None, size, last.partial).run)
     if batch_size is None or world_size is None:
         raise ResumeError(
-            "the state has no record of its run, as those of older versions and of runs without a step: give "
+            "the state has no record of its run, like states of older versions and of runs without a step: give "
             "batch_size= and world_size= of the run"
         )
     dealt = (batch_size, world_size, feed.options.tail, True if sampler else None)
@@ -559,32 +564,32 @@ def find_states(
     Raises UnknownNameError if there is no state, and ResumeError for a file that cannot be read.
     """
     if isinstance(source, Mapping):
-        found, problems = dict(_walk(source, "")), []
+        states, problems = dict(_walk(source, "")), []
         source = "the mapping"
     else:
         path = Path(source)
         files = (
             sorted(path.iterdir(), key=lambda file: (file.suffix != ".json", file.name)) if path.is_dir() else [path]
         )
-        found, problems = {}, list[str]()
+        states, problems = {}, list[str]()
         for file in files:
             if file != path and (file.suffix not in (".json", *_TORCH) or not file.is_file()):
                 continue
-            if found and file.suffix != ".json":
+            if states and file.suffix != ".json":
                 break  # a JSON file had the state, so large files of torch need not be loaded
             try:
-                found |= dict(_walk(_content(file), "" if file == path else file.name))
+                states |= dict(_walk(_content(file), "" if file == path else file.name))
             except ResumeError as error:
                 problems.append(str(error))
         if path.is_dir() and (path / ".metadata").exists():
             problems.append("torch.distributed.checkpoint wrote pickles, which are not executed")
-    named = {key: state for key, state in found.items() if (name or "") in key}
+    named = {key: state for key, state in states.items() if (name or "") in key}
     if named:
         return named
-    if found:
-        raise UnknownNameError(f"{source}: no state has {name!r} in its name: there are {', '.join(found)}")
+    if states:
+        raise UnknownNameError(f"{source}: no state has {name!r} in its name: there are {', '.join(states)}")
     if problems:
-        raise ResumeError(f"{source}: no state is found; {'; '.join(problems[:3])}; {_INSTEAD}")
+        raise ResumeError(f"{source}: found no state; {'; '.join(problems[:3])}; {_INSTEAD}")
     raise UnknownNameError(f"{source}: has no state of a loader, sampler or stream of readers; {_INSTEAD}")
 
 

@@ -40,7 +40,7 @@ from cache.launchers import job_name
 from cache.messages import Watcher, listed, plural
 from cache.node import detect_ranks
 from cache.remote import Patience, Remote
-from cache.serving import Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
+from cache.serving import Rendezvous, Server, ServerProcess, ServeSettings, own_address, read_token
 from cache.staging.session import CopyCounts, Session
 from cache.staging.sources import CopyOptions, FolderSource, Manifest, RemoteSource, Request, Source, StagedFile
 from cache.stores import Buffer, Int64s, Shards, Store
@@ -109,8 +109,8 @@ class SetFiles:
                 f"order is made for; make it with  readers.order.staged_first(reader.split_info)"
             )
         first = [self.manifest.by_path[split.shards[number].path] for split in splits for number in turns.tolist()]
-        wanted = set(shards)
-        return list(dict.fromkeys([file for file in first if file in wanted] + list(shards)))
+        names = set(shards)
+        return list(dict.fromkeys([file for file in first if file in names] + list(shards)))
 
     def index(self, options: StageOptions) -> list[StagedFile]:
         """The index files of the requested splits."""
@@ -487,7 +487,7 @@ class StageOptions(CopyOptions):
         if self.form == "files" and (self.part is not None or self.fraction != 1 or self.background):
             raise ValueError("form='files' stages whole splits: leave out part, fraction and background")
         if not self.overlap and self.part is None:
-            raise ValueError("overlap=False is about the parts of nodes: give a part, too, such as part='node'")
+            raise ValueError("overlap=False applies to parts of nodes: give a part, too, such as part='node'")
         if isinstance(self.part, str) and self.part != "node":
             raise ValueError(f"part must be (i, n) or 'node', not {self.part!r}")
         part = self.node_part()
@@ -719,16 +719,16 @@ class Shared:
         """The address of this process's server; "" without one."""
         return self._url
 
-    def serve(self, start: Callable[[PayloadRanges, ServeTerms], _S]) -> _S:
+    def serve(self, start: Callable[[PayloadRanges, ServeSettings], _S]) -> _S:
         """Start the server of this node, in a process or here, and publish its address. Raises ServingError."""
         options, (rendezvous, token) = self.options, self._meet()
         host = own_address(options.host)
         certificate, key = (None if path is None else Path(path) for path in (options.certificate, options.key))
         prefix = _prefix(self.reader, self.node, self.nodes)
-        terms = ServeTerms(prefix, token, host, options.port, certificate, key)
-        self._server = server = start(PayloadRanges(self.reader), terms)
-        shown = options.host if terms.scheme == "https" and options.host and "/" not in options.host else host
-        self._url = f"{terms.scheme}://{f'[{shown}]' if ':' in shown else shown}:{server.port}"
+        settings = ServeSettings(prefix, token, host, options.port, certificate, key)
+        self._server = server = start(PayloadRanges(self.reader), settings)
+        shown = options.host if settings.scheme == "https" and options.host and "/" not in options.host else host
+        self._url = f"{settings.scheme}://{f'[{shown}]' if ':' in shown else shown}:{server.port}"
         rendezvous.publish(self.node, self._url)
         return server
 
@@ -791,8 +791,8 @@ class Shared:
         """The folder of this set and job, and the token in it."""
         made = Rendezvous.make(self.folder, job_name(os.environ), _set_name(self.reader), self.nodes)
         self._rendezvous = made
-        given = self.options.token
-        return made, made.token() if given is None else read_token(Path(given))
+        token_file = self.options.token
+        return made, made.token() if token_file is None else read_token(Path(token_file))
 
     def _open(self) -> Reader:
         reader, options, (rendezvous, token) = self.reader, self.options, self._meet()
@@ -899,14 +899,14 @@ class PayloadRanges:
         shard, at = int(name), start
         payloads: list[tuple[int, int, int, int]] = []
         while at < stop:
-            payload = next((one for field in self._fields if (one := field.find(shard, at)) is not None), None)
+            payload = next((extent for field in self._fields if (extent := field.find(shard, at)) is not None), None)
             if payload is None:
                 raise ServingError(f"shard {name}: no payload covers byte {at}")
             row, offset, length = payload
             payloads.append((row, shard, offset, length))
             at = offset + length
         read_one = self.reader.store.read_one  # usually a single payload, for which `read` would plan needlessly
-        return [memoryview(read_one(*one))[max(0, start - one[2]) : stop - one[2]] for one in payloads]
+        return [memoryview(read_one(*extent))[max(0, start - extent[2]) : stop - extent[2]] for extent in payloads]
 
     def close(self) -> None:
         self.reader.close()

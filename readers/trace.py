@@ -77,8 +77,8 @@ class Trace:
         zero = min((event.start for event in events), default=0)
         numbers = {track: number for number, track in enumerate(sorted({event.track for event in events}), 1)}
 
-        def describe(what: str, number: int, args: dict[str, Any]) -> dict[str, Any]:
-            return {"ph": "M", "name": what, "pid": process, "tid": number, "args": args}
+        def describe(kind: str, number: int, args: dict[str, Any]) -> dict[str, Any]:
+            return {"ph": "M", "name": kind, "pid": process, "tid": number, "args": args}
 
         lines = [describe("process_name", 0, {"name": self._name})]
         for track, number in numbers.items():

@@ -164,7 +164,7 @@ class Trainer:
         )
 
     def no_batch_before(self, epoch: int) -> TrainerError:
-        """The error for a state that is not at the end of the batch that is under way."""
+        """The error for a state that is not at the end of the current batch."""
         return TrainerError(
             f"Lightning saved this checkpoint inside the step of batch {self.batches} of epoch {epoch} and will "
             f"repeat that batch, but the state is not at the end of a batch of this size: resume with the batch "
@@ -219,16 +219,16 @@ def calling_package() -> str:
     return ""
 
 
-def check_epoch(wanted: int, loaded: int | None, trainer: str = "") -> None:
-    """Raise TrainerError if a framework sets epoch `wanted` after a state in epoch `loaded` was loaded.
+def check_epoch(begun: int, loaded: int | None, trainer: str = "") -> None:
+    """Raise TrainerError if a framework sets epoch `begun` after a state in epoch `loaded` was loaded.
 
     Such a framework counts from 0 again and ignores the state.
     """
     name = trainer or _FRAMEWORKS.get(calling_package(), "")
-    if loaded is None or wanted == loaded or not name:
+    if loaded is None or begun == loaded or not name:
         return
     raise TrainerError(
-        f"{name} begins epoch {wanted}, but the loaded state is in epoch {loaded}: samples would be repeated; set the "
+        f"{name} begins epoch {begun}, but the loaded state is in epoch {loaded}: samples would be repeated; set the "
         f"position of training with  {_LINES[name].format(epoch=loaded)}"
     )
 

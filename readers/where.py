@@ -201,7 +201,9 @@ def _columns(tree: ast.AST) -> frozenset[str]:
             functions.add(id(node.func))
             if _is_call(node, "has", "column"):
                 names |= {
-                    one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                    argument.value
+                    for argument in node.args
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
                 }
         elif isinstance(node, ast.Name) and id(node) not in functions and node.id not in (_LABEL, *NUMBERS, *TEXTS):
             names.add(node.id)
@@ -220,7 +222,7 @@ class _WithoutValues(ast.NodeTransformer):
     def _replaced(self, node: ast.AST, operands: ast.AST) -> ast.AST:
         names = {inner.id for inner in ast.walk(operands) if isinstance(inner, ast.Name)}
         if names & {"key", "folder"} or _columns(operands):
-            kept = {id(one) for call in ast.walk(node) if _is_call(call, "column") for one in call.args}
+            kept = {id(argument) for call in ast.walk(node) if _is_call(call, "column") for argument in call.args}
             for value in ast.walk(node):
                 if isinstance(value, ast.Constant) and id(value) not in kept:
                     value.value = ERASED

@@ -125,7 +125,7 @@ def test_data_that_the_cpu_refuses_is_refused_without_a_read_outside() -> None:
 
 
 @pytest.mark.parametrize("change", [-400, -1, 2**31])
-def test_an_index_that_lies_is_refused_before_anything_is_copied(change: int) -> None:
+def test_a_false_index_is_refused_before_any_copy(change: int) -> None:
     data = kept(16, 24, "420")
     shape = parse_coefficients(data)
     spoiled = bytearray(data)

@@ -169,7 +169,7 @@ def test_large_reductions_and_large_enlargements() -> None:
     assert largest <= 1
 
 
-def test_a_loader_that_uses_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loader_that_uses_the_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From files to batches, behind the double of a decoder: equal to a loader without a device, up to one step of
     255."""
     for i in range(9):

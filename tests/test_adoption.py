@@ -1,4 +1,4 @@
-"""Adopting shards, apart from the formats (which have their own tests)."""
+"""Adopting shards, apart from the formats, which have separate tests."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ def test_a_stop_in_workers_and_in_our_loader(reader: Any) -> None:
     assert len(counts) >= COUNT - 3 and {*counts.values()} == {1}
 
 
-def test_torchdata_saves_and_restores_it(reader: Any) -> None:
+def test_torchdata_saves_and_restores_the_sampler(reader: Any) -> None:
     def make() -> Any:
         dataset = ImageDataset(reader, OPS, fields=FIELDS)
         sampler = EpochBatchSampler(order_of(reader), dataset)

@@ -475,7 +475,7 @@ def test_compression_round_trip(mixed: Path, compress: bool, place: dict[str, An
     with readers.open(mixed) as base:
         assert set(base.fields) == {"image", "json"}
         reader = readers.cached(base, compress=compress, check="always", **place)
-        assert list(reader.store.terms.packed) == (["image"] if compress else [])
+        assert list(reader.store.settings.packed) == (["image"] if compress else [])
         for field in base.fields:
             expected = [bytes(data) for data in base.read_many(range(80), field)]
             for _ in range(2):

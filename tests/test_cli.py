@@ -125,7 +125,7 @@ def test_a_cache_from_warm_to_clean(packed: Path, tmp_path: Path) -> None:
     assert report["users"] == [] and report["set"].endswith("/train") and report["title"] == f"{packed} (train)"
     shown = cached("stats", f"{packed.name} (tr")
     for text in (f"set      {packed} (train)", "job      0", "36: 18 hits", "18 passed through",
-                 "stays when it is not in use", "state    unused"):  # fmt: skip
+                 "persists when unused", "state    unused"):  # fmt: skip
         assert text in shown
     assert "unused, persists" in cached("ls") and json.loads(cached("clean", "--json")) == []
     kept = cached("clean", packed)

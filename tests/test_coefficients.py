@@ -243,7 +243,7 @@ def test_coefficients_are_at_most_twice_the_jpeg() -> None:
     data = made_jpeg(64, 64, "444", 90)
     assert len(encode_strictly(data)) <= 2 * len(data)
     flat = encoded(Image.new("RGB", (640, 640), "teal"), "JPEG", progressive=True)
-    with pytest.raises(Refused, match="too many times the bytes"):
+    with pytest.raises(Refused, match="too many times the JPEG's bytes"):
         encode_strictly(flat)
 
 
@@ -281,7 +281,7 @@ REFUSED = {
     "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated|a code that"),
     "without an end": (lambda: _jpeg()[:-2], "truncated|expected"),
     "bytes left over": (lambda: _jpeg()[:-2] + b"\0\0\0\xff\xd9", "left over"),
-    "restarts out of turn": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of turn"),
+    "restarts out of turn": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of order"),
     "restarts without an interval": (
         lambda: _jpeg(restart=1).replace(b"\xff\xdd\0\x04\0\1", b"\xff\xdd\0\x04\0\0"),
         "turn",

@@ -166,7 +166,7 @@ def test_a_state_is_not_resumed_with_other_geometry(reader: readers.Reader, recw
 
 
 @pytest.mark.parametrize("values", ["uint8", "uint16", "float32"])
-def test_undecoded_images_are_composed_alike(values: str, tmp_path: Path) -> None:
+def test_unchanged_images_are_composed_alike(values: str, tmp_path: Path) -> None:
     image = IMAGES[0][..., 0]
     if values == "float32":
         made = Image.fromarray(image.astype(np.float32) / 255)

@@ -76,7 +76,7 @@ def test_choices_by_the_command_line(three: list[Path], tmp_path: Path) -> None:
             assert abs(Counter(reader.labels.tolist())[0] - 2.5) < 1
 
 
-def test_a_class_that_another_source_has_in_train_is_no_warning(tmp_path: Path) -> None:
+def test_a_class_that_another_source_has_in_train_causes_no_warning(tmp_path: Path) -> None:
     def tree(name: str, *paths: str) -> Path:
         return tree_of(tmp_path / name, {path: make_jpeg(i, PIXELS) for i, path in enumerate(paths)})
 

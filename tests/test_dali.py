@@ -146,7 +146,7 @@ def test_all_media_that_both_decode() -> None:
     [
         (with_segments(make_image(1), XMP_PREFIX + xmp(6)), "its orientation does not come from EXIF"),
         (make_image(2).replace(b"\xff\xda", b"stray\xff\xda"), "stray bytes or a damaged segment"),
-        (encoded(Image.new("RGB", (32, 24)), "PNG")[:-12], "our decoder goes past this damage"),
+        (encoded(Image.new("RGB", (32, 24)), "PNG")[:-12], "our decoder tolerates this damage"),
         (encoded(Image.new("RGB", (32, 24)), "GIF"), "DALI does not decode GIF images"),
     ],
     ids=["XMP", "stray bytes", "truncated", "GIF"],
@@ -537,4 +537,4 @@ def test_the_example(packed: Callable[[str], Path]) -> None:
     done = run_python(small, packed("hdf5"))
     assert done.returncode == 0, done.stderr
     assert "continues after 3 batches: 2 batches are left" in done.stdout
-    assert "saw {0: 21, 1: 21} samples by class" in done.stdout
+    assert "read {0: 21, 1: 21} samples by class" in done.stdout

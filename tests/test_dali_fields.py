@@ -104,16 +104,16 @@ def test_a_bad_field_makes_a_bad_sample(
     reader: readers.Reader, tmp_path: Path, on_error: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A mask that is cut off, which only decoding detects, and boxes with invalid values."""
-    read_many = type(reader).read_many
+    read_fields = type(reader).read_fields
 
-    def damaged(self: Any, indices: Any, field: str = "image") -> Any:
-        batches = list(read_many(self, indices, field))
-        for i, index in enumerate(list(indices)):
-            if (int(index), field) in ((5, "mask"), (9, "boxes")):
-                batches[i] = bytes(batches[i])[:-30]
-        return batches
+    def damaged(self: Any, rows: Any) -> Any:
+        fields = read_fields(self, rows)
+        for index, field in ((5, "mask"), (9, "boxes")):
+            if index in (places := list(rows.get(field, ()))):
+                fields[field][places.index(index)] = bytes(fields[field][places.index(index)])[:-30]
+        return fields
 
-    monkeypatch.setattr(type(reader), "read_many", damaged)
+    monkeypatch.setattr(type(reader), "read_fields", damaged)
     options: dict[str, Any] = {"augment": OPS, "fields": NAMES, "shuffle": False, "on_error": on_error}
     loader = DaliLoader(reader, 6, options=PipelineOptions(threads=2), **grouped(options))
     if on_error == "raise":

@@ -234,7 +234,7 @@ def test_foreign_shards_are_neither_written_nor_removed(target: Path, tmp_path: 
     assert shards(target) == before
 
 
-def test_a_damaged_neighbour_is_named_and_nothing_is_lost(target: Path) -> None:
+def test_a_damaged_neighbour_is_named_and_no_sample_is_lost(target: Path) -> None:
     with readers.open(target, "train") as reader:
         path, offset, _ = reader.byte_range(list(reader.keys).index("cat/cat0t0"))
     with open(path, "r+b") as file:

@@ -274,7 +274,7 @@ def test_a_distribution_adds_the_same_and_its_absence_is_named(folder: Path, ins
     assert done.returncode == 2 and "is not an address of the kinds s3://" in done.stderr, done.stderr
 
 
-def test_its_additions_are_in_the_help(installed: Path) -> None:
+def test_additions_are_in_the_help(installed: Path) -> None:
     assert re.search("Of other packages:\n +tidy +Put things away", python(installed, "-m", "packer", "--help").stdout)
     shown = python(installed, "-m", "packer", "convert", "--help").stdout
     assert "hdf5|tfrecord|tar|msgpack" in shown.replace("\n", "")

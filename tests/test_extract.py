@@ -110,7 +110,7 @@ def test_no_user_file_is_mistaken_for_a_temporary_one(tree: Path, packed: Path, 
 
 
 def labelled(tree: Path, tmp_path: Path) -> Path:
-    """A set of two splits whose folders do not show the labels; both contain one image."""
+    """A set of two splits whose folders do not show the labels; one image is in both splits."""
     rows = [f"{tree}/{split}/{name}/{name}_00{n}.JPEG,{name},{split}" for split in ("train", "val")
             for name in ("cat", "dog") for n in range(3)]  # fmt: skip
     rows.append(f"{tree}/train/cat/cat_001.JPEG,cat,val")

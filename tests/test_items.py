@@ -399,6 +399,17 @@ def test_items_without_ops_are_the_packed_samples(reader: readers.Reader, output
     assert (classes[clear] == np.asarray(item["mask"])[clear]).all()
 
 
+def test_a_data_set_reads_all_fields_of_a_batch_at_once(
+    reader: readers.Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    kind = type(reader.store)
+    read = kind.read
+    monkeypatch.setattr(kind, "read", lambda store, extents: calls.append(len(extents.row)) or read(store, extents))
+    items = ImageDataset(reader, decode=None, fields=("image", "mask", "vector")).__getitems__([3, 1, 2])
+    assert calls == [9] and [bytes(item[0]) for item in items] == [bytes(reader.read(row)) for row in (3, 1, 2)]
+
+
 def by_caption(label: int, sample: dict[str, Any]) -> tuple[int, str]:
     return label, sample["caption"] + f" at {len(sample['boxes'])}"
 
@@ -459,5 +470,5 @@ def test_arrays_of_any_type_become_tensors(tmp_path: Path) -> None:
 
 def test_rocal_refuses_fields_that_could_not_follow_its_random_ops(reader: readers.Reader) -> None:
     source: Any = SimpleNamespace(reader=reader)
-    with pytest.raises(ValueError, match="rocAL draws by itself what happens to an image, and boxes would not follow"):
+    with pytest.raises(ValueError, match="rocAL draws the random ops of images itself, and boxes would not follow"):
         RocalLoader(None, source, fields=("image", "boxes"))

@@ -173,7 +173,7 @@ def test_missing_fields(reader: readers.Reader, make: Callable[..., Any]) -> Non
         make(reader, "label")
 
 
-def test_a_batch_of_bad_samples_says_so(tmp_path: Path) -> None:
+def test_a_batch_of_only_bad_samples_is_an_error(tmp_path: Path) -> None:
     for i in range(8):
         (tmp_path / f"{i}.jpg").write_bytes(make_jpeg(i) if i < 4 else b"no image")
     reader = readers.open_folder(tmp_path)

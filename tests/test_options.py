@@ -34,7 +34,7 @@ def test_the_old_keywords_make_the_same_set_and_warn(tree: Path, tmp_path: Path)
 
 def test_an_unsupported_option_is_refused(pack: Any, tree: Path, tmp_path: Path) -> None:
     for wrong in ({"shards": packer.Shards(shuffle=1)}, {"run": packer.Run(task=(0, 2))}):
-        with pytest.raises(ValueError, match=r"=…\) has no meaning here; there are size|workers, engine"):
+        with pytest.raises(ValueError, match=r"=…\) does not apply here; expected size|workers, engine"):
             packer.append(pack(tree), tree, **wrong)
     with pytest.raises(TypeError, match="give samples in shards=, not next to it"):
         packer.convert(tree, "tar", tmp_path / "out", shards=packer.Shards(), samples_per_shard=3)

@@ -237,7 +237,7 @@ def test_leaving_a_loop_ends_its_thread_and_the_workers(workers: int) -> None:
 
 
 def test_a_finished_loop_keeps_no_reference_to_its_caller() -> None:
-    """The garbage collector ends such leftovers in any order, for which workers of a DataLoader wait 5 s each."""
+    """The garbage collector ends leftovers in any order, so workers of a DataLoader may wait 5 s each."""
 
     class Held:
         pass

@@ -68,7 +68,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
         (PBSDSH, Ranks(12, 24, 0, 12, 1, 2)),
         ({**PBSDSH, "PBS_NP": "18"}, Ranks(12, 18, 0, 1, 12, 18)),  # nodes of 12 and 6
         ({**PBSDSH, "PBS_TASKNUM": "1"}, Ranks()),  # the script
-        ({"PBS_JOBID": "7.server", "PBS_TASKNUM": "5", "PBS_NODENUM": "1"}, Ranks()),  # PBS Pro does not tell
+        ({"PBS_JOBID": "7.server", "PBS_TASKNUM": "5", "PBS_NODENUM": "1"}, Ranks()),  # PBS Pro does not report ranks
         ({**PBSDSH, **MPIRUN}, Ranks(3, 4, 1, 2, 1, 2)),
         (BLAUNCH, Ranks(3, 5, 1, 3, 1, 2)),
         (without(BLAUNCH, "LSF_PM_TASKID"), Ranks()),

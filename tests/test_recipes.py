@@ -160,16 +160,16 @@ def test_row_i_of_the_features_belongs_to_sample_i(run: Run, tmp_path: Path) -> 
 
 def test_sets_have_their_shares(run: Run) -> None:
     output = run("train_mixed.py", "set", "sides-tar", "--weights", "0.7", "0.3", "--samples", "100", "--epochs", "2")
-    assert re.findall(r"samples of each set (.*)", output) == ["[70, 30]"] * 2
+    assert re.findall(r"samples per set: (.*)", output) == ["[70, 30]"] * 2
 
 
 def test_classes_are_drawn_equally_often_or_by_a_power_of_their_sizes(run: Run) -> None:
     output = run("train_balanced.py", "few", "--epochs", "1")
-    assert "samples of each class [30, 120, 120]" in output
-    drawn = [int(count) for count in re.findall(r"drawn of each class \[(.*)\]", output)[0].split(", ")]
+    assert "samples per class: [30, 120, 120]" in output
+    drawn = [int(count) for count in re.findall(r"drawn per class: \[(.*)\]", output)[0].split(", ")]
     assert sum(drawn) == 256 and max(drawn) - min(drawn) <= 3
     output = run("train_balanced.py", "few", "--epochs", "1", "--power", "1")
-    drawn = [int(count) for count in re.findall(r"drawn of each class \[(.*)\]", output)[0].split(", ")]
+    drawn = [int(count) for count in re.findall(r"drawn per class: \[(.*)\]", output)[0].split(", ")]
     assert drawn[0] < 60 < min(drawn[1:])
 
 

@@ -66,7 +66,7 @@ EXPECTED = [(f"val/{n:08d}", label, data) for n, (label, data) in enumerate(zip(
 
 
 @pytest.mark.parametrize("index", [True, False])
-def test_it_is_adopted_in_place(tmp_path: Path, index: bool) -> None:
+def test_recordio_is_adopted_in_place(tmp_path: Path, index: bool) -> None:
     write(tmp_path / "val.rec", records(), index)
     result = packer.index(tmp_path, workers=1)
     assert (result.format, result.splits) == ("recordio", {"val": 5})

@@ -134,7 +134,7 @@ def test_two_uploads_to_one_address(target: str, packed: Path, other: Path, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(ObjectStore, "put", commit_before)
-        with pytest.raises(readers.OutputError, match="another upload has written a set there meanwhile"):
+        with pytest.raises(readers.OutputError, match="another upload has written a set there in the meantime"):
             packer.upload(packed, target)
     assert there(target)["dataset.json"] == text
 

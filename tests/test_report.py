@@ -108,7 +108,7 @@ def test_unknown_values_have_no_section() -> None:
     few = Diagnosis(tuple(Rung(s, "", time_of(9)) for s in ("step", "loading")), (), "", "fine", 0.02, None, 1, None, 2,
                     None)  # fmt: skip
     page = Elements(diagnosis_page(few, "a", "b").render())
-    sections = [section for section in ("What to change", "The machine meanwhile") if section in page.text]
+    sections = [section for section in ("What to change", "The machine during the run") if section in page.text]
     assert not sections and "The ladder" in page.text and "images/s" not in page.text
 
 
@@ -243,7 +243,7 @@ def test_a_browser_shows_the_whole_report_at_any_width(browser: Browser, tmp_pat
     page.wait("$('figure svg')")
     page.call("Emulation.setScrollbarsHidden", hidden=True)
     titles = page.js("$$('h2').map(title => title.textContent)")
-    assert {"The ladder", "What to change", "The machine meanwhile"} <= set(titles)
+    assert {"The ladder", "What to change", "The machine during the run"} <= set(titles)
     for width in (320, 400, 900, 1280):
         page.resize(width, 6000)
         shown = page.js(SHOWN)

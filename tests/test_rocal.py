@@ -334,7 +334,7 @@ def test_a_pipeline_that_cannot_be_built(rocal_double: Any, reader: Any, monkeyp
     def graph(library: Any) -> Any:
         return library.fn.resize(encoded_images(library, source), resize_width=0, resize_height=0)
 
-    with pytest.raises(PipelineError, match="the graph returned None, as an operator of rocAL does that fails"):
+    with pytest.raises(PipelineError, match="the graph returned None, like failing operators of rocAL"):
         built(graph, Machine(), batch_size=4, seed=0)
 
 

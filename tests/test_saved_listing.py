@@ -361,7 +361,7 @@ def test_a_task_waits_for_the_listing_of_another(task: Callable[..., ConvertResu
 
 
 # --- the file ----------------------------------------------------------------------------------------------------
-def lies(whole: bytes) -> list[bytes]:
+def false_headers(whole: bytes) -> list[bytes]:
     """The file with false headers that have correct checksums."""
     length = int.from_bytes(whole[-16:-8], "little")
     files = []
@@ -386,7 +386,7 @@ def test_a_damaged_file_is_not_used(unfinished: Callable[..., ConvertResult], br
     damaged = [whole[:size] for size in places[::8]]
     damaged += [whole[:at] + bytes([whole[at] ^ 1 << i % 8]) + whole[at + 1 :] for i, at in enumerate(places)]
     outcomes = {"listed": 0, "refused": 0, "not read": 0}
-    for data in [*damaged, *lies(whole)]:
+    for data in [*damaged, *false_headers(whole)]:
         shutil.rmtree(tmp_path / "out")
         shutil.copytree(tmp_path / "kept", work)
         (work / LISTING_FILE).write_bytes(data)
@@ -397,7 +397,7 @@ def test_a_damaged_file_is_not_used(unfinished: Callable[..., ConvertResult], br
         except SourceError as error:
             assert "remove that file and run the same command again" in str(error)
             outcomes["refused"] += 1
-    assert min(outcomes.values()) > 0 and outcomes["listed"] > len(lies(whole)), outcomes
+    assert min(outcomes.values()) > 0 and outcomes["listed"] > len(false_headers(whole)), outcomes
 
 
 @pytest.mark.parametrize("kind", ["none", "link", "fifo", "folder"])

@@ -146,7 +146,7 @@ def test_the_page_has_tables_claims_and_figures_and_names_skipped_rows(tmp_path:
     page = (tmp_path / "out" / "s999.md").read_text()
     assert "- Holds: slow takes twice as long (3.00 times; there 4.00)" in page
     assert "- **Does not hold**: fast takes twice as long (0.33 times; there 0.25)" in page
-    assert "the rest takes" not in page and "## What does not compare\n\nNothing compares." in page
+    assert "the rest takes" not in page and "## Limits of the comparison\n\nNothing compares." in page
     assert "| slow | 6 | 3.00 | 4 | 4.00 |" in page and "- slow: three times as slow" in page
 
 

@@ -23,7 +23,7 @@ import pytest
 
 from cache.errors import CertificateError, DamagedSampleError, DeniedError, RemoteError, ServingError
 from cache.remote import Patience, Remote, RemoteUrl, Span
-from cache.serving import Limits, Rendezvous, Server, ServerProcess, ServeTerms, own_address, read_token
+from cache.serving import Limits, Rendezvous, Server, ServerProcess, ServeSettings, own_address, read_token
 from packer.testing.children import forked
 
 TOKEN = "0123456789abcdef"
@@ -49,16 +49,16 @@ class Objects:
             Path(os.environ["CLOSED"]).touch()
 
 
-TERMS = ServeTerms("set-2-0", TOKEN, "127.0.0.1", limits=Limits(connections=3, range_bytes=1 << 20))
+SETTINGS = ServeSettings("set-2-0", TOKEN, "127.0.0.1", limits=Limits(connections=3, range_bytes=1 << 20))
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., Server]]:
-    """Starts servers, with other terms or limits."""
+    """Starts servers, with other settings or limits."""
     started: list[Server] = []
 
-    def start(terms: ServeTerms = TERMS, **limits: Any) -> Server:
-        started.append(Server(Objects(), replace(terms, limits=replace(terms.limits, **limits))))
+    def start(settings: ServeSettings = SETTINGS, **limits: Any) -> Server:
+        started.append(Server(Objects(), replace(settings, limits=replace(settings.limits, **limits))))
         return started[-1]
 
     before = set(threading.enumerate())
@@ -251,10 +251,10 @@ def test_the_client_ignores_proxies(start: Any, monkeypatch: pytest.MonkeyPatch)
     server = start(connections=64)
     data, facts = remote(server).read(Span("0", 1000, 500_000))
     assert bytes(data) == DATA["0"][1000:500_000] and facts.bytes == len(DATA["0"])
-    assert bytes(remote(start(server.terms)).read(Span("0", 0, 9, facts.etag))[0]) == DATA["0"][:9], "restarted"
+    assert bytes(remote(start(server.settings)).read(Span("0", 0, 9, facts.etag))[0]) == DATA["0"][:9], "restarted"
     with pytest.raises(DeniedError) as error:
         remote(server, "another-token-00").read(Span("0", 0, 9))
-    assert "another-token" not in str(error.value) and TOKEN not in repr(server.terms)
+    assert "another-token" not in str(error.value) and TOKEN not in repr(server.settings)
     assert "another-token" not in repr(remote(server, "another-token-00").url)
     with pytest.raises(RemoteError):
         remote(server).read(Span("1", 0, 3))
@@ -262,16 +262,16 @@ def test_the_client_ignores_proxies(start: Any, monkeypatch: pytest.MonkeyPatch)
 
 def test_tls(start: Any, certificates: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACKER_HTTP_ROOT_CERTIFICATE", str(certificates / "ca.pem"))
-    good = start(replace(TERMS, certificate=certificates / "good.pem"), connections=64)
+    good = start(replace(SETTINGS, certificate=certificates / "good.pem"), connections=64)
     assert bytes(remote(good, scheme="https").read(Span("0", 0, 9))[0]) == DATA["0"][:9]
     with connected(good) as plain:
         plain.sendall(request(Range="bytes=0-1"))
         assert b"206" not in received(plain)
-    expired = start(replace(TERMS, certificate=certificates / "expired.pem"))
+    expired = start(replace(SETTINGS, certificate=certificates / "expired.pem"))
     with pytest.raises(CertificateError, match="expired"):
         remote(expired, scheme="https").read(Span("0", 0, 9))
     with pytest.raises(ServingError, match="not a certificate and key"):
-        start(replace(TERMS, certificate=certificates / "ca.pem"))
+        start(replace(SETTINGS, certificate=certificates / "ca.pem"))
 
 
 @pytest.mark.parametrize(
@@ -302,8 +302,8 @@ def test_the_listening_address(host: str | None, expected: str, monkeypatch: pyt
 _PARENT = """
 import sys
 sys.path[:0] = sys.argv[1:]
-from test_serving import Objects, ServerProcess, TERMS
-server = ServerProcess(Objects(), TERMS)
+from test_serving import Objects, ServerProcess, SETTINGS
+server = ServerProcess(Objects(), SETTINGS)
 print(server.port, server.pid, flush=True)
 sys.stdin.read()
 """
@@ -332,7 +332,7 @@ def test_the_process_of_a_server_ends_although_a_fork_holds_its_input(
 ) -> None:
     """As a DataLoader worker does; the server closes the objects it serves, and was not killed."""
     monkeypatch.setenv("CLOSED", str(tmp_path / "closed"))
-    server = ServerProcess(Objects(), TERMS)
+    server = ServerProcess(Objects(), SETTINGS)
 
     end, there = os.pipe()
 
@@ -354,11 +354,11 @@ def test_the_process_of_a_server_ends_although_a_fork_holds_its_input(
 def test_a_server_that_cannot_start_says_why(start: Any) -> None:
     port = start().port
     with pytest.raises(ServingError, match=f"port {port}: cannot listen there: .*in use; name an address"):
-        start(replace(TERMS, port=port))
+        start(replace(SETTINGS, port=port))
     with pytest.raises(ServingError, match=r"198\.51\.100\.1, port 0: cannot listen there"):
-        ServerProcess(Objects(), replace(TERMS, host="198.51.100.1"))
+        ServerProcess(Objects(), replace(SETTINGS, host="198.51.100.1"))
     with pytest.raises(ServingError, match="cannot be opened by the process that serves it"):
-        ServerProcess(threading.Lock(), TERMS)  # type: ignore[arg-type]
+        ServerProcess(threading.Lock(), SETTINGS)  # type: ignore[arg-type]
 
 
 # --- the folder where nodes meet ------------------------------------------------------------------------------------

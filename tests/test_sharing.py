@@ -208,7 +208,7 @@ def fail(tmp_path: Path) -> Iterator[Callable[[Cluster, int, str], None]]:
 
         def fail(made: Cluster, node: int, how: str) -> None:
             server, meeting = made.servers[node], next((tmp_path / "job").iterdir())
-            served, ranges, url = server.terms, PayloadRanges(made.own[node]), ""
+            served, ranges, url = server.settings, PayloadRanges(made.own[node]), ""
             if how == "gone":
                 server.close()
                 return

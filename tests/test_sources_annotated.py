@@ -536,7 +536,7 @@ def test_a_coco_file_by_itself(tmp_path: Path, where: str) -> None:
     assert [*source.list("val").splits] == ["val"]
 
 
-def test_coco_as_roboflow_exports_it(tmp_path: Path) -> None:
+def test_coco_exports_of_roboflow(tmp_path: Path) -> None:
     for split in ("train", "valid"):
         tree_of(tmp_path / "set" / split, {"_annotations.coco.json": WHOLE, **IN_COCO})
     listing = packer.open_source(tmp_path / "set").list(None)
@@ -549,7 +549,7 @@ def test_images_that_no_list_names_are_left_out(tmp_path: Path) -> None:
     (root / "val2017/000123.jpg").write_bytes(make_jpeg(123))
     (root / "annotations/panoptic_val2017.json").write_bytes(b"{}")
     result = packer.convert(root, "tar", tmp_path / "out", run=packer.Run(workers=1))
-    reasons = {"not in the annotations": 1, "annotations of a kind that is not read": 1}
+    reasons = {"not in the annotations": 1, "unsupported kind of annotations": 1}
     assert result.left_out_reasons == reasons and result.samples == 3
     root = celeba(tmp_path / "celeba")
     (root / "img_align_celeba" / "999999.jpg").write_bytes(b"")

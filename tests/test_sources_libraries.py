@@ -277,7 +277,7 @@ def test_sets_written_by_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     datasets.DatasetDict(train=made).save_to_disk(tmp_path / "saved")
     error = pack_error(tmp_path / "saved", tmp_path / "no", SourceError)
-    assert "of Hugging Face's save_to_disk, run  python -c " in error
+    assert "from Hugging Face's save_to_disk, run  python -c " in error
     line = next(text for text in error.splitlines() if "python -c" in text).partition("python -c ")[2]
     (code,) = shlex.split(line)
     monkeypatch.chdir(tmp_path)

@@ -275,7 +275,7 @@ def test_a_marker_that_another_process_writes_meanwhile_counts(
     assert_whole(staged(sets[1], tmp_path), sets[1])
 
 
-def test_a_forged_marker_is_no_marker(sets: list[Path], tmp_path: Path) -> None:
+def test_a_forged_marker_is_ignored(sets: list[Path], tmp_path: Path) -> None:
     local = staged(sets[0], tmp_path / "node")
     home = tmp_path / "home"
     shutil.copytree(local.parent, home / local.parent.name)  # all markers copied, for other directories
@@ -428,7 +428,9 @@ def test_a_forked_child_keeps_only_the_locks_of_readers(tmp_path: Path, shared: 
 
 
 @pytest.mark.parametrize("to", ["hdf5", "tfrecord", "tar"])
-def test_as_files_it_is_the_original_tree(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str) -> None:
+def test_staged_files_are_the_original_tree(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
+) -> None:
     source = packer.convert(
         tree, to=to, output=tmp_path / "set", run=packer.Run(workers=1), shards=packer.Shards(shuffle=5, samples=7)
     ).output

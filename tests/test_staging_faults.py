@@ -340,7 +340,7 @@ def test_a_killed_removal_is_shown_and_finished(source: Path, tmp_path: Path) ->
 
 
 def test_the_rank_that_copies_reports(source: Path, tmp_path: Path) -> None:
-    """Any rank of a node may be the one; of the others only the first reports."""
+    """Any rank of a node may copy; of the other ranks only the first reports."""
 
     def said_by(rank: str) -> str:
         slurm = {"STEP_ID": "0", "PROCID": rank, "NTASKS": "2", "LOCALID": rank, "NODEID": "0", "NNODES": "1"}

@@ -13,14 +13,14 @@ import pytest
 import cache
 from cache.errors import StaleIndexError
 from cache.remote import Patience, RemoteUrl, parse_url
-from cache.serving import Server, ServeTerms
+from cache.serving import Server, ServeSettings
 from cache.stores import Buffer, Files, Shards, Store
 from cache.stores.base import Joined, Part, Payloads
 from cache.stores.copied import Copied, Neighbours, ShardOwners
 from cache.stores.remote import RemoteFiles
 from packer.testing.stores import NAMES, SIZES, StoreSuite
 from readers.caching.form import Encoded
-from readers.caching.store import EVERYTHING, Cached, Slots, Subset, Terms
+from readers.caching.store import EVERYTHING, Cached, CacheSettings, Slots, Subset
 from readers.table import MemoryColumns
 
 LISTED = Shards(NAMES, SIZES)
@@ -129,7 +129,7 @@ class TestNeighbours(StoreSuite):
 
     @pytest.fixture(autouse=True)
     def _nodes(self, root: Path) -> Iterator[None]:
-        servers = [Server(_Shards(root), ServeTerms(f"set-3-{node}", "0" * 16, "127.0.0.1")) for node in range(3)]
+        servers = [Server(_Shards(root), ServeSettings(f"set-3-{node}", "0" * 16, "127.0.0.1")) for node in range(3)]
         self.ports = tuple(server.port for server in servers)
         yield
         for server in servers:
@@ -162,7 +162,7 @@ class TestCached(StoreSuite):
             fingerprint=str(root), kind="contract", slots=len(slots), capacity_bytes=1 << 20, directory=root.parent
         )
         columns = MemoryColumns([], {})
-        return Cached(Files(root, LISTED), shared, slots, Terms(EVERYTHING), Encoded(), columns, self.check)
+        return Cached(Files(root, LISTED), shared, slots, CacheSettings(EVERYTHING), Encoded(), columns, self.check)
 
 
 def test_numbers_of_payloads_are_distinct_and_reversible() -> None:

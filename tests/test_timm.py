@@ -64,7 +64,7 @@ def test_a_data_set_has_our_images_and_names(timm: Any, reader: Any) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_loader_of_its_training_script(timm: Any, reader: Any, workers: int) -> None:
+def test_the_loader_of_the_training_script(timm: Any, reader: Any, workers: int) -> None:
     """With the options of the script: augmentation, erasing, mixup in the collate function."""
     mixup = timm.FastCollateMixup(mixup_alpha=0.2, num_classes=3)
     loader = timm.create_loader(
@@ -89,7 +89,7 @@ def test_the_loader_of_its_training_script(timm: Any, reader: Any, workers: int)
     assert shares.shape == (COUNT, 3) and torch.allclose(shares.sum(1), torch.ones(COUNT), atol=1e-3)
 
 
-def test_its_scripts_name_a_packed_set(timm: Any, packed: Path, tmp_path: Path) -> None:
+def test_timm_scripts_accept_a_packed_set(timm: Any, packed: Path, tmp_path: Path) -> None:
     """With the arguments of train.py and validate.py; timm handles any other name."""
     options = {"is_training": True, "class_map": "", "download": False, "batch_size": 4, "seed": 1, "repeats": 0}
     dataset = create_dataset("packer", root=str(packed), split="train", input_img_mode="L", **options)

@@ -239,7 +239,7 @@ def test_wrong_options(reader: readers.Reader, options: dict[str, Any], message:
 def test_a_single_bad_sample_raises(damaged: readers.Reader) -> None:
     with pytest.raises(BadSampleError, match=r"sample 5 \(class0/photo020\): .* `packer verify --deep`"):
         ImageDataset(damaged)[5]
-    with pytest.raises(BadSampleError, match="ask for batches"):
+    with pytest.raises(BadSampleError, match="request batches"):
         ImageDataset(damaged, on_error="skip")[5]
 
 

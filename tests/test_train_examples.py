@@ -144,7 +144,7 @@ def test_images_of_other_sizes_need_another_crop(
     packer.convert(tmp_path / "images", "tar", tmp_path / "set", run=packer.Run(workers=1))
     words = [str(tmp_path / "set"), "--tiny", "--size", "8", "--batch-size", "4", "--epochs", "1", "--samples", "0"]
     main = script("train_ddpm").main
-    with pytest.raises(SystemExit, match=r"for images of 178 x 218 pixels, and a/0 has .*: take --crop middle"):
+    with pytest.raises(SystemExit, match=r"for images of 178 x 218 pixels, and a/0 has .*: use --crop middle"):
         main(words)
     main([*words, "--crop", "middle"])
     assert torch.load("ddpm.pt", weights_only=True)["learner"]["step"] == 2
@@ -155,7 +155,7 @@ def test_images_of_other_sizes_need_another_crop(
 def test_a_checkpoint_that_does_not_fit_is_refused(train: Callable[..., list[str]], tmp_path: Path) -> None:
     train("--epochs", 1, "--stop-after", 1)
     checkpoint = tmp_path / "run.pt"
-    with pytest.raises(SystemExit, match=r"run.pt cannot be continued: it has seed 0, and this run 1; remove it"):
+    with pytest.raises(SystemExit, match=r"run.pt cannot be continued: its seed is 0, expected 1; remove it"):
         train("--seed", 1)
     whole = torch.load(checkpoint, weights_only=True)
     whole["loader"]["fingerprint"] = "other"

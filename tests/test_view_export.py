@@ -170,7 +170,7 @@ def test_other_files_are_not_overwritten(sets: Path, tmp_path: Path) -> None:
      '{"format": 1, "set": "/"}', '{"format": 1, "set": "../link/"}', '{"format": 1, "set": "../../"}', "[" * 100_000],
 )  # fmt: skip
 def test_a_forged_page_opens_no_other_folder(tmp_path: Path, text: str) -> None:
-    """A page with a broken document, or whose set is a folder without a set, or far away from the page."""
+    """A page whose document is broken, or whose set is a folder without a set or far away from the page."""
     files = {"in/page/index.html": b"", "in/page/view.json": text.encode(), "in/elsewhere/secret.npy": b"secret"}
     tree_of(tmp_path, files)
     page = tmp_path / "in" / "page"
@@ -222,6 +222,6 @@ def test_no_link_of_a_set_is_followed_for_an_exported_page(sets: Path, tmp_path:
 
 def test_the_set_of_a_page_is_in_the_folder_of_the_page(sets: Path, tmp_path: Path) -> None:
     page = packer.export_view(sets / "tar", tmp_path / "page").path
-    with pytest.raises(DatasetError, match="may read a set in") as caught:
+    with pytest.raises(DatasetError, match="lets pages read only sets in") as caught:
         packer.view(page)
     assert f"packer view {quoted(sets / 'tar')}  " in str(caught.value)

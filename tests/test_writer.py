@@ -318,9 +318,9 @@ class Corrected(Pictures):
 
 CHANGES: list[tuple[dict[str, Any], str]] = [
     ({"label": 1}, "06: its label was 0 and is 1 now"),
-    ({"caption": "another"}, "06: its caption is another one now"),
-    ({"n": 7.5}, "06: its json is another one now"),
-    ({"image": JPEGS[0]}, "06: its image is another one now"),
+    ({"caption": "another"}, "06: its caption has changed"),
+    ({"n": 7.5}, "06: its json has changed"),
+    ({"image": JPEGS[0]}, "06: its image has changed"),
     ({"image": b""}, "06: "),
 ]
 

@@ -1,4 +1,4 @@
-# Sourced by the install.sh of each suite, in whose folder it is: shell functions for what pip installs, and for repositories.
+# Sourced by the install.sh of each suite: shell functions that install packages and fetch repositories.
 set -eu
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../../.." && pwd)
@@ -14,7 +14,7 @@ suite() {
   git -C "$venv/suite" checkout -q "$2"
 }
 
-# files NAME URL COMMIT PATH…: these paths of a repository at a commit, in VENV/NAME
+# files NAME URL COMMIT PATH…: the paths of a repository at a commit, in VENV/NAME
 files() {
   folder=$venv/$1 url=${source:-$2} commit=$3
   shift 3

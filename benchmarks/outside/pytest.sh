@@ -1,5 +1,5 @@
 #!/bin/sh
-# pytest.sh NAME VENV FOLDER FILE…: tests of a suite with the plug-in NAME/ours.py; its last line is a row of the table
+# pytest.sh NAME VENV FOLDER FILE…: run tests of a suite with the plug-in NAME/ours.py; the last line is a row of the table
 here=$(cd "$(dirname "$0")" && pwd)
 name=$1 venv=$2
 cd "$venv/suite/$3" || exit 2

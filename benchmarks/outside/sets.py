@@ -1,4 +1,4 @@
-"""Parts of the plug-ins for pytest: small sets of ours in place of the toy data sets of others' tests of state."""
+"""Parts of the pytest plug-ins: small packed sets that replace the toy data sets in tests of state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def packed(size: int) -> readers.Reader:
 
 
 class Images(ImageDataset):
-    """Items (image, label); of number=True the label alone, after its image was read. draws: crops and flips."""
+    """Items (image, label). number: items are labels, although images are read. draws: random crops and flips."""
 
     def __init__(self, size: int, *, draws: bool = False, number: bool = False, slow: int = -1) -> None:
         _used.append(size)
@@ -46,7 +46,7 @@ class Images(ImageDataset):
 
 
 def apply(items: list[pytest.Item], names: Mapping[str, Any], not_ours: Mapping[str, str]) -> None:
-    """Replace names in the modules of tests; skip the tests that do not apply, for the reason named."""
+    """Replace names in the modules of tests. not_ours: reasons to skip tests, by part of their name."""
     for item in items:
         vars(item.module).update((name, names[name]) for name in names.keys() & vars(item.module).keys())
         for part in (part for part in not_ours if part in item.nodeid):
@@ -55,7 +55,7 @@ def apply(items: list[pytest.Item], names: Mapping[str, Any], not_ours: Mapping[
 
 @pytest.fixture(autouse=True)
 def is_ours() -> Iterator[None]:
-    """A test that asked for none of our sets showed nothing."""
+    """Fail tests that used no packed set, because they show nothing about packer."""
     _used.clear()
     yield
-    assert _used, "no set of ours was used"
+    assert _used, "the test used no packed set"

@@ -1,6 +1,6 @@
-"""Run the suites of others that are installed, and print one table: `make yardsticks`.
+"""Run the installed suites of other projects, and print one table: `make yardsticks`.
 
-Each suite's output goes to OUT/NAME.txt, and as it comes to the terminal.
+Each suite's output goes to OUT/NAME.txt, and live to the terminal.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ HEAD = "| suite | measure | ours | theirs | ours / theirs |\n|---|---|---|---|--
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", help="suites (default: those that are installed)")
+    parser.add_argument("names", nargs="*", help="suites (default: all installed suites)")
     parser.add_argument("--venvs", type=Path, default=HERE.parents[1] / ".venvs", help="folder of outside-NAME")
-    parser.add_argument("--images", type=Path, help="folder of JPEGs, for suites that need some")
+    parser.add_argument("--images", type=Path, help="folder of JPEGs, for suites that need images")
     parser.add_argument("--out", type=Path, default=HERE.parents[1] / "build" / "yardsticks")
     options = parser.parse_args()
     known = sorted(script.parent.name for script in HERE.glob("*/run.sh"))
     if unknown := sorted(set(options.names) - set(known)):
-        parser.error(f"no suite {', '.join(unknown)}; there are {', '.join(known)}")
+        parser.error(f"no suite {', '.join(unknown)}; expected {', '.join(known)}")
     if options.images and not options.images.is_dir():
         parser.error(f"--images: {options.images} is not a folder")
     options.out.mkdir(parents=True, exist_ok=True)
@@ -32,7 +32,7 @@ def main() -> int:
     for name in options.names or known:
         venv = options.venvs.absolute() / f"outside-{name}"
         if not (venv / ".ready").exists():
-            print(f"{name}: not installed; make outside-{name}", file=sys.stderr)
+            print(f"{name}: not installed; run make outside-{name}", file=sys.stderr)
             failed += [name] if options.names else []
             continue
         print(f"== {name}", flush=True)

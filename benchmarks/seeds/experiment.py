@@ -1,17 +1,17 @@
-"""The runner of the scripts in this folder: options, checks before the clock, rows, and the page.
+"""The runner of the scripts in this folder: options, checks before the measurement, rows, and the page.
 
-`s001.toml` is the table of an experiment: its texts, the sizes of its options, its rows, what the document says, and
-the tables of the page. `s001.py` has what a table cannot say: the functions that the rows name, how a row is measured,
-and what must hold before. It ends with
+`s001.toml` is the table of an experiment: its texts, the sizes of its options, its rows, the document's figures, and
+the tables of the page. `s001.py` contains the code: the functions of the rows, the measurement of a row, and the
+checks. It ends with
 
     main(Experiment.read(__file__, rows=[…], measure=…, check=…), parser(__doc__))
 
-which runs the checks, then the rows, each in a process of its own and in interleaved rounds, and writes `s001.md`,
-`s001-*.svg` and `s001.json` to `--out`. A check that fails ends the run before any time is measured.
+which runs the checks, then the rows, each in a separate process and in interleaved rounds, and writes `s001.md`,
+`s001-*.svg` and `s001.json` to `--out`. A failed check ends the run before any time is measured.
 
-The table: title, document, about, limits; sizes = {option: [with --smoke, usual, help]}; rows = [{name, make: the name
-of a function, with: its further arguments, and what `harness.contender` takes}]; there = {row: figure of the document};
-claims = [{what, row, over, key, least}]: a ratio of two rows, where both ran; sections: see `Section`.
+Keys of the table: title, document, about, limits; sizes = {option: [with --smoke, default, help]}; rows = [{name, make:
+name of a function, with: its keyword arguments, and further arguments of `harness.contender`}]; there = {row: figure of
+the document}; claims = [{what, row, over, key, least}]: a bound on the ratio of two rows; sections: see `Section`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from statistics import median
 from typing import Any
 
 _PLACE = Path(__file__).resolve().parent
-# The scripts of benchmarks/, and the packages before those of the same names that may be installed.
+# The scripts of benchmarks/, and this repository's packages before installed ones.
 sys.path[1:1] = [str(_PLACE.parent), str(_PLACE.parent.parent)]
 
 import harness  # noqa: E402
@@ -46,13 +46,13 @@ from packer.tools.report import Chart, charts, require_charts, svg_image  # noqa
 __all__ = ["Check", "Column", "Experiment", "Page", "Section", "compared", "figure", "main", "parser", "ratio"]
 
 _PAGES = _PLACE.parent.parent / "docs" / "seeds"
-# Whose versions a page names, where they are installed.
+# A page lists the versions of these packages, if installed.
 _PACKAGES = ("torch", "torchvision", "numpy", "pillow", "simplejpeg", "h5py", "nvidia-dali-cuda120", "jax", "mpi4py")
 
 
 @dataclass(frozen=True)
 class Check:
-    """What was compared, what was found, and whether it is as it must be."""
+    """A comparison (what), its result (found), and whether the result is right (holds)."""
 
     what: str
     found: str
@@ -61,10 +61,10 @@ class Check:
 
 @dataclass(frozen=True)
 class Section:
-    """A table of the rows that have the first of the columns, in their order, and a bar chart of the `charted` ones.
+    """A table of the rows that have a figure in the first column, and a bar chart of the first `charted` columns.
 
-    begins: of the names of its rows. base: the row that the others are compared with, by the first column. there: the
-    document's figures of that column.
+    begins: prefixes of the rows' names. base: the row whose first column is the denominator of ratios. there: the
+    document's figures for that column.
     """
 
     name: str
@@ -79,10 +79,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Experiment:
-    """table: see above. measure: (row, arguments) -> figures. compare: the same in a run for the checks (`compared`).
+    """table: see above. measure: (row, arguments) -> figures. compare: as measure, for the checks (`compared`).
 
-    check: what must hold before any time is measured. claims, sections, more: what the page has besides those of the
-    table. options: adds options that are no sizes.
+    check: checks before any time is measured. claims, sections, more: parts of the page in addition to the table's.
     """
 
     name: str
@@ -97,7 +96,7 @@ class Experiment:
 
     @classmethod
     def read(cls, script: str, rows: Iterable[Callable[..., Any]] = (), **functions: Any) -> Experiment:
-        """Of the table beside a script, whose rows are registered. rows: the functions that they name."""
+        """The experiment of the table next to `script`; registers its rows. rows: the functions that the rows name."""
         place = Path(script).with_suffix(".toml")
         table = tomllib.loads(place.read_text())
         register(table.get("rows", ()), rows)
@@ -123,8 +122,8 @@ class Experiment:
         for claim in self.table.get("claims", ()):
             row, over = claim["row"], claim["over"]
             if (times := ratio(results, row, over, claim["key"])) is not None:
-                said = f"; there {there[row] / there[over]:.2f}" if {row, over} <= there.keys() else ""
-                yield Check(claim["what"], f"{times:.2f} times{said}", times >= claim["least"])
+                reference = f"; there {there[row] / there[over]:.2f}" if {row, over} <= there.keys() else ""
+                yield Check(claim["what"], f"{times:.2f} times{reference}", times >= claim["least"])
         yield from self.claims(results, arguments)
 
 
@@ -144,12 +143,12 @@ class Page:
         self.text("\n".join(f"| {' | '.join(str(c).replace('|', '/') for c in line)} |" for line in lines))
 
     def chart(self, name: str, chart: Chart, caption: str) -> None:
-        """A chart in the file `NAME-name.svg`, and what it shows."""
+        """A chart in the file `NAME-name.svg`, with a caption."""
         self.charts[name] = chart
         self.text(f"![{caption}]({self.name}-{name}.svg)\n\n*{caption}*")
 
     def section(self, section: Section, results: Results) -> None:
-        """What ran of it; nothing where nothing did."""
+        """Add the section with the rows that ran, if any."""
         key, there = section.columns[0].key, section.there
         begins = tuple(section.begins)
         ran = [name for name in results if name.startswith(begins) and figure(results, name, key) is not None]
@@ -181,10 +180,12 @@ class Page:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """The options of all benchmarks, and those of the scripts of this folder."""
+    """A parser of the options of all benchmarks, and of the scripts in this folder."""
     options = harness.base_parser(description, "folder of the page; default: docs/seeds, and with --smoke none")
-    options.add_argument("--smoke", action="store_true", help="everything once and small: does it run?")
-    options.add_argument("--images", type=Path, metavar="DIR", help="JPEGs to make the data of; default: made ones")
+    options.add_argument("--smoke", action="store_true", help="run everything once with small sizes, as a test")
+    options.add_argument(
+        "--images", type=Path, metavar="DIR", help="make the data from these JPEGs; default: synthetic images"
+    )
     options.add_argument("--work", type=Path, metavar="DIR", help="keep the data there; default: a temporary folder")
     options.add_argument("--workers", type=int, default=usable_cpus(), help="processes or threads of each row")
     options.add_argument("--compare", action="store_true", help=argparse.SUPPRESS)
@@ -193,11 +194,11 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def main(experiment: Experiment, options: argparse.ArgumentParser) -> None:
-    """Check, measure, publish; in the process of a row, only that row."""
+    """Check, measure, and write the page; in the process of a row, run only that row."""
     sizes = experiment.table.get("sizes", {})
-    for name, (small, usual, what) in sizes.items():
+    for name, (small, usual, text) in sizes.items():
         kind = type(usual)
-        options.add_argument(f"--{name}", type=kind, metavar="N", help=f"{what} ({usual:,}; with --smoke {small:,})")
+        options.add_argument(f"--{name}", type=kind, metavar="N", help=f"{text} ({usual:,}; with --smoke {small:,})")
     arguments = options.parse_args()
     for name, (small, usual, _) in sizes.items():
         if getattr(arguments, name) is None:
@@ -216,7 +217,7 @@ def main(experiment: Experiment, options: argparse.ArgumentParser) -> None:
 
 
 def compared(experiment: Experiment, arguments: argparse.Namespace, *skip: str, smoke: str = "") -> dict[str, Any]:
-    """What `experiment.compare` gives of each row that is here, run once; without `skip`, with --smoke only `smoke`."""
+    """The results of `experiment.compare` for each row that can run, except `skip`; with --smoke only rows `smoke`."""
     some = {"rounds": 1, "skip": ",".join(filter(None, (arguments.skip, *skip)))}
     if arguments.smoke and not arguments.only:
         some["only"] = smoke
@@ -229,7 +230,7 @@ def compared(experiment: Experiment, arguments: argparse.Namespace, *skip: str, 
 
 
 def figure(results: Results, name: str, key: str) -> float | None:
-    """The median over the rounds; None for a row that did not run."""
+    """The median over the rounds; None if the row did not run."""
     values = values_of(results, name, key)
     return median(values) if values else None
 
@@ -240,7 +241,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
         checks.append(check)
         print(f"{'ok' if check.holds else 'FAILS'}: {check.what}: {check.found}", file=sys.stderr, flush=True)
     if not checks or not all(check.holds for check in checks):
-        sys.exit(f"{experiment.name}: nothing was measured: a check before the clock did not hold")
+        sys.exit(f"{experiment.name}: nothing was measured, because a check failed")
     results = drive(experiment.benchmark, arguments)
     claims = list(experiment.all_claims(results, arguments))
     absent = {name: reason(runs) for name, runs in results.items() if not values_of(results, name, None)}
@@ -252,7 +253,7 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
         page.section(section, results)
     experiment.more(page, results, arguments)
     limits = table.get("limits", ())
-    page.text("## What does not compare" if limits else "", *limits)
+    page.text("## Limits of the comparison" if limits else "", *limits)
     page.text(*_foot(arguments, checks, results, absent))
     print(page.render())
     folder = arguments.out or (None if arguments.smoke else _PAGES)
@@ -273,23 +274,23 @@ def _run(experiment: Experiment, arguments: argparse.Namespace) -> None:
 def _foot(
     arguments: argparse.Namespace, checks: Sequence[Check], results: Results, absent: Mapping[str, str]
 ) -> Iterator[str]:
-    """How it was measured: where, with what, what was checked, what a row holds, what did not run."""
+    """The part "How it was measured": machine, versions, checks, notes of the rows, rows that did not run."""
     versions = ", ".join(f"{name} {version}" for name, version in _versions().items())
     rounds = f"{arguments.rounds} rounds" if arguments.rounds > 1 else "one round"
     yield f"## How it was measured\n\n`{_command()}`, {_today()}, {rounds}, on {_machine()}; {versions}."
     others = [run["others_cpus"] for runs in results.values() for run in runs if "others_cpus" in run]
     if others:
-        yield f"Meanwhile other processes kept {median(others):.2f} CPUs busy (at most {max(others):.2f})."
+        yield f"CPUs used by other processes during the runs: {median(others):.2f} (at most {max(others):.2f})."
     notes = {name: CONTENDERS[name].note for name in results if name not in absent and CONTENDERS[name].note}
     compared = {check.what: check.found for check in checks}
-    lists = {"Checked before any time was measured": compared, "What the rows hold": notes, "Did not run": absent}
+    lists = {"Checked before any time was measured": compared, "Notes on the rows": notes, "Did not run": absent}
     for title, items in lists.items():
         if items:
             yield f"{title}:\n\n" + "\n".join(f"- {name}: {text}" for name, text in items.items())
 
 
 def _command() -> str:
-    """As a user would type it: without the temporary folder."""
+    """The command as a user would type it, without the temporary folder."""
     words = list(sys.argv[1:])
     for option in ("--work", "--images", "--out"):
         if option in words:

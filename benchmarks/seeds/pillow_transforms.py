@@ -1,9 +1,9 @@
-"""What torchvision's transforms do to Pillow images, for rows of PyTorch where torchvision cannot be imported.
+"""torchvision's transforms of Pillow images, for rows of PyTorch where torchvision cannot be imported.
 
-Each class is the transform of torchvision.transforms of the same name (0.20 and later): the same arithmetic by the same
-functions of Pillow, and the same random numbers drawn from torch's generator in the same order. So after the same
+Each class equals the transform of the same name in torchvision.transforms (0.20 and later): the same arithmetic by the
+same functions of Pillow, and the same random numbers from torch's generator in the same order. So after the same
 `torch.manual_seed` both give the same pixels, and worker processes of a DataLoader, which torch seeds, draw
-independently. What torchvision does to tensors is not here.
+independently. Transforms of tensors are not included.
 
 Sizes are pixels, (height, width) or one number. Images are Pillow images in mode RGB until `ToTensor`.
 This module imports torch and Pillow: import it in the function that needs it.
@@ -30,21 +30,21 @@ _TRIES = 10
 
 
 def read_image(source: str | Path | bytes) -> Picture:
-    """A file, or its bytes, decoded to RGB, as torchvision.datasets.folder.pil_loader does it; EXIF is not applied."""
+    """Decode a file or its bytes to RGB, as torchvision.datasets.folder.pil_loader does; EXIF is not applied."""
     with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source) as image:
         return image.convert("RGB")
 
 
-# --- for given draws: torchvision.transforms.functional ---------------------------------------------------------------
+# --- without random numbers: torchvision.transforms.functional --------------------------------------------------------
 
 
 def crop(image: Picture, top: int, left: int, height: int, width: int) -> Picture:
-    """The box; black where it reaches beyond the image."""
+    """Crop to the box; black outside the image."""
     return image.crop((left, top, left + width, top + height))
 
 
 def resize(image: Picture, size: Size) -> Picture:
-    """To (height, width), or so that the short side is `size`. Bilinear, antialiased, which is Pillow's."""
+    """Resize to (height, width), or to the short side `size`, by Pillow: bilinear, antialiased."""
     width, height = image.size
     if isinstance(size, int):
         short, long = sorted((width, height))
@@ -66,7 +66,7 @@ def vflip(image: Picture) -> Picture:
 
 
 def rotate(image: Picture, degrees: float, *, bilinear: bool = False) -> Picture:
-    """About the centre, counter-clockwise, in the same size; what comes into view is black."""
+    """Rotate about the centre, counter-clockwise, without a change of size; black outside the image."""
     method = Image.Resampling.BILINEAR if bilinear else Image.Resampling.NEAREST
     return image.rotate(degrees, method, fillcolor=(0, 0, 0))
 
@@ -88,7 +88,7 @@ def _below(end: int) -> int:
 
 @dataclass(frozen=True)
 class Compose:
-    """One after the other."""
+    """Applies transforms one after the other."""
 
     transforms: Sequence[Callable[[Any], Any]]
 
@@ -100,7 +100,7 @@ class Compose:
 
 @dataclass(frozen=True)
 class Crop:
-    """A fixed box: `functional.crop`."""
+    """Crops to a fixed box, as `functional.crop`."""
 
     top: int
     left: int
@@ -113,7 +113,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class Resize:
-    """Bilinear, antialiased; with one number the short side becomes that long."""
+    """Resizes, bilinear and antialiased; one number is the length of the short side."""
 
     size: Size
 
@@ -123,7 +123,7 @@ class Resize:
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """The middle; black where it reaches beyond the image."""
+    """Crops to the middle; black outside the image."""
 
     size: Size
 
@@ -135,7 +135,7 @@ class CenterCrop:
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """A box of this size, anywhere, without padding. Raises ValueError for an image that is smaller."""
+    """Crops to a random box of this size, without padding. Raises ValueError for a smaller image."""
 
     size: Size
 
@@ -151,7 +151,8 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class RandomResizedCrop:
-    """A box with a share of the area from `scale` and a ratio of width to height from `ratio`, resized to `size`."""
+    """Crops to a random box, and resizes it to `size`. scale: range of the box's share of the area. ratio: range of
+    width / height."""
 
     size: Size
     scale: tuple[float, float] = (0.08, 1.0)
@@ -161,9 +162,9 @@ class RandomResizedCrop:
         return resize(crop(image, *self.draw(image.height, image.width)), _sides(self.size))
 
     def draw(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """A box (top, left, height, width) of an image of this size. After ten tries that do not fit, the largest one
-        in the middle whose ratio is allowed."""
-        # torchvision takes the logarithms in float32.
+        """A random box (top, left, height, width) of an image of this size. After ten boxes that do not fit, the
+        largest box in the middle with an allowed ratio."""
+        # torchvision computes the logarithms in float32.
         low, high = torch.log(torch.tensor(self.ratio)).tolist()
         for _ in range(_TRIES):
             area = height * width * _uniform(*self.scale)
@@ -198,7 +199,7 @@ class RandomVerticalFlip:
 
 @dataclass(frozen=True)
 class RandomRotation:
-    """By -degrees to +degrees. Nearest neighbour, torchvision's default, or bilinear."""
+    """Rotates by -degrees to +degrees: nearest neighbour, which is torchvision's default, or bilinear."""
 
     degrees: float
     bilinear: bool = False
@@ -209,9 +210,10 @@ class RandomRotation:
 
 @dataclass(frozen=True)
 class ColorJitter:
-    """Brightness, contrast and saturation by factors from max(0, 1 - value) to 1 + value, in random order; 0: never.
+    """Changes brightness, contrast and saturation by factors from max(0, 1 - value) to 1 + value, in random order; the
+    value 0 leaves that property unchanged.
 
-    Hue is left alone. The order is drawn among four all the same, as torchvision draws it.
+    Hue does not change, but the random order includes it, as torchvision's does.
     """
 
     brightness: float = 0.0
@@ -232,7 +234,7 @@ class ColorJitter:
 
 @dataclass(frozen=True)
 class PILToTensor:
-    """uint8 [3, height, width]."""
+    """Converts to uint8 [3, height, width]."""
 
     def __call__(self, image: Picture) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -240,7 +242,7 @@ class PILToTensor:
 
 @dataclass(frozen=True)
 class ToTensor:
-    """float32 [3, height, width], 0 to 1."""
+    """Converts to float32 [3, height, width], 0 to 1."""
 
     def __call__(self, image: Picture) -> torch.Tensor:
         return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().to(torch.float32).div(255)
@@ -248,7 +250,7 @@ class ToTensor:
 
 @dataclass(frozen=True)
 class Normalize:
-    """(x - mean) / std of each channel of [3, height, width]."""
+    """Computes (x - mean) / std per channel of [3, height, width]."""
 
     mean: Sequence[float]
     std: Sequence[float]
@@ -264,7 +266,7 @@ class Normalize:
 class Folder:
     """A data set of a tree of class folders, as torchvision.datasets.ImageFolder: (image, label) by number.
 
-    samples: (path, label) in the order of the names. transform: what to do to each image.
+    samples: (path, label) in the order of the names. transform: applied to each image.
     """
 
     def __init__(self, root: str | Path, transform: Callable[[Picture], Any]) -> None:

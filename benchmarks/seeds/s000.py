@@ -1,11 +1,11 @@
-"""Loading faces for a diffusion model: PyTorch's DataLoader, ours, DALI and rocAL, and whether the model is the same.
+"""Loading faces for a diffusion model by PyTorch's DataLoader, packer, DALI and rocAL, and a comparison of the models.
 
     python benchmarks/seeds/s000.py [--images CELEBA] [--smoke]
 
---images: CelebA's aligned images, which are taken as they are, or other JPEGs, which are made as large. The rows of
-rocAL run where it can be imported: PYTHONPATH=/opt/rocm/lib.
+--images: CelebA's aligned images, which are used unchanged, or other JPEGs, which are resized to the size of CelebA's.
+The rows of rocAL need rocAL importable: PYTHONPATH=/opt/rocm/lib.
 
-A row's function gets a `Job` and returns batches (images, labels) without end: float32 [n, 3, 64, 64] from -1 to 1.
+A row's function takes a `Job` and returns batches (images, labels) without end: float32 [n, 3, 64, 64] from -1 to 1.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import systems
 from harness import CONTENDERS, REPOSITORY, Contender, NotHere, Results, slug
 from machine import Clock, list_tree, prime, warm
 
-# Top, left, height and width of what is cut out of CelebA's images, and the side of what is made of it.
+# Top, left, height and width of the crop of CelebA's images; the side of the resized crop; the size of images.
 BOX, SIZE, FACE, BATCH = (40, 15, 148, 148), 64, (178, 218), 128
 HALF = (0.5, 0.5, 0.5)
-COMPARED = 1024  # images of an epoch that is compared
+COMPARED = 1024  # images of a compared epoch
 CELEBA = 162_770  # images of CelebA's training part
 MODEL_BATCH, AT_ONCE, SEED = 16, 64, 0
 BASELINE, LOADER = "PyTorch DataLoader, Pillow", "ours: ImageLoader"
@@ -42,7 +42,7 @@ Batches = Iterable[tuple[Any, Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """tree: class folders of JPEGs. packed: the same as a set. in_order: DataLoaders take the samples in our order."""
+    """tree: class folders of JPEGs. packed: the packed set of the tree. in_order: DataLoaders use packer's order."""
 
     tree: Path
     packed: Path
@@ -121,7 +121,7 @@ def dali_files(job: Job, device: str) -> Batches:
 
 
 def _need_rocal(device: str) -> None:
-    """Raises NotHere, saying where it would run."""
+    """Raises NotHere, with the requirements of rocAL."""
     from readers.rocal.pipelines import MissingRocalError, gpu_backend, load_rocal
 
     try:
@@ -165,25 +165,26 @@ def rocal_loader(job: Job, device: Any) -> Batches:
 
 
 def same(job: Job, row: str, on_gpu: bool = False) -> Batches:
-    """The batches of another row, to train on."""
+    """The batches of another row, for training."""
     if on_gpu:
         systems.need_gpu()
     made: Batches = CONTENDERS[row].function(job)
     return made
 
 
-# --- before the clock -------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def make_job(arguments: argparse.Namespace, folder: str = "all") -> Job:
     return Job(arguments.work / folder / "tree", arguments.work / folder / "hdf5", arguments.workers)
 
 
 def _compared_job(arguments: argparse.Namespace) -> Job:
-    """Some of the images, a class each, so that a label says which image it should be; in our order where it can be."""
+    """A job over some of the images, each in its own class, so that labels identify images; in packer's order if
+    possible."""
     return replace(make_job(arguments, "some"), in_order=True)
 
 
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
-    """Every loader's images against Pillow's; those of our order against each other."""
+    """Compare every loader's images with Pillow's, and the loaders in packer's order with each other."""
     from PIL import Image
     from pillow_transforms import crop, read_image, resize
 
@@ -222,37 +223,37 @@ def compare(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _check_pixels(name: str, run: dict[str, Any], count: int) -> Check:
-    what = f"{name}: every sample once, with its label, as Pillow makes it or mirrored"
+    promise = f"{name}: every sample once, with its label, as Pillow makes it or mirrored"
     if "error" in run:
-        return Check(what, str(run["error"]), False)
+        return Check(promise, str(run["error"]), False)
     bound = CONTENDERS[name].options["bound"]
     text = (
         f"{run['right']} of {count}, {run['flipped']:.0%} mirrored; {run['mean']:.2f} of 255 from Pillow's on average, "
         f"the worst image {run['worst']:.2f} (allowed: {bound:g}), the worst value {run['largest']:.0f}"
     )
     even = abs(run["flipped"] - 0.5) < 5 * 0.5 / math.sqrt(count)
-    # A value of Pillow's own rows has passed through float32.
-    return Check(what, text, run["images"] == run["right"] == count and even and run["worst"] <= bound + 1e-3)
+    # Even in Pillow's rows, values are converted to float32 and back.
+    return Check(promise, text, run["images"] == run["right"] == count and even and run["worst"] <= bound + 1e-3)
 
 
 def _check_order(ran: dict[str, dict[str, Any]], count: int, job: Job) -> Iterator[Check]:
-    """The rows in our order have the batches that `readers.order` says; ours have the same flips."""
+    """Check that rows in packer's order have the batches of `readers.order`, and packer's rows equal flips."""
     from readers.order import Shuffled
 
     due = systems.digest(Shuffled(count, job.seed).indices(0, np.arange(count)))
     ordered = [name for name in ran if CONTENDERS[name].options.get("ordered")]
     others = [name for name in ordered if ran[name]["order"] != due]
-    what = f"in the same order, the same images in all {count // job.batch} batches, up to the flips"
-    yield Check(what, f"not in {'; '.join(others)}" if others else "; ".join(ordered), not others)
+    promise = f"in the same order, the same images in all {count // job.batch} batches, up to the flips"
+    yield Check(promise, f"not in {'; '.join(others)}" if others else "; ".join(ordered), not others)
     drawn = [name for name in ordered if CONTENDERS[name].options.get("draws")]
     if drawn:
         same = len({ran[name]["flips"] for name in drawn}) == 1
         yield Check("the flips of readers.augment are the same", "; ".join(drawn) if same else "not the same", same)
 
 
-# --- the clock --------------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images/s and CPU time once all is under way."""
+    """Images/s and CPU time after a warm-up."""
     job = make_job(arguments)
     if chosen.options.get("trains") == "model":
         return _model(chosen, job, arguments)
@@ -269,7 +270,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     clock, count = Clock(), 0
     while count < arguments.n:
         pixels = next(batches)[0]
-        float(pixels[-1, 0, 0, 0])  # on a GPU, it is there then
+        float(pixels[-1, 0, 0, 0])  # waits for a batch on a GPU
         count += len(pixels)
     figures = clock.figures(count)
     return {**figures, "first_s": first, "celeba_s": CELEBA / figures["images_s"]}
@@ -286,7 +287,7 @@ def _learner(full: bool, seed: int) -> Any:
 
 
 def _train_rate(batches: Iterator[Any], arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images/s of the document's training on the GPU, and the share of the time in which it waits for a batch."""
+    """Images/s of training the document's network on the GPU, and the share of time that it waits for batches."""
     import torch
 
     learner = _learner(True, SEED)
@@ -294,17 +295,17 @@ def _train_rate(batches: Iterator[Any], arguments: argparse.Namespace) -> dict[s
         learner.learn(torch.as_tensor(next(batches)[0]))
     count, waited, started = 0, 0.0, time.perf_counter()
     while count < arguments.n:
-        asked = time.perf_counter()
+        requested = time.perf_counter()
         batch = torch.as_tensor(next(batches)[0])
-        waited += time.perf_counter() - asked
-        learner.learn(batch)  # ends when the step has ended, as it returns the loss
+        waited += time.perf_counter() - requested
+        learner.learn(batch)  # returns the loss, so it waits for the end of the step
         count += len(batch)
     seconds = time.perf_counter() - started
     return {"train_images_s": count / seconds, "waits_percent": 100 * waited / seconds}
 
 
 def _model(chosen: Contender, job: Job, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Train a model of each seed, once for all rounds: its loss with the same noise for all, and what it draws."""
+    """Train a model of each seed, once for all rounds: its loss with the same noise for all models, and its samples."""
     import torch
 
     saved = _features_of(arguments, chosen.name)
@@ -338,13 +339,13 @@ def _model(chosen: Contender, job: Job, arguments: argparse.Namespace) -> dict[s
 
 
 def _features_of(arguments: argparse.Namespace, name: str) -> Path:
-    """Of the samples of each seed, [seeds, n, d]."""
+    """The file of the features of each seed's samples, [seeds, n, d]."""
     return Path(arguments.work, f"{slug(name)}.npy")
 
 
 def feature_network() -> Any:
-    """A function from uint8 images, a tensor [n, 3, h, w], to features [n, 32]: three convolutions with random weights,
-    the same each time, and the means of their maps. They see colours, contrasts and textures, not faces."""
+    """A function from uint8 images, a tensor [n, 3, h, w], to features [n, 32]: three convolutions with fixed random
+    weights, and the means of their maps. The features describe colours, contrasts and textures, not faces."""
     import torch
     from torch.nn import functional as F
 
@@ -385,14 +386,16 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     text = (
         f"the means of {arguments.trainings} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}"
     )
-    yield Check("a model trained on our batches has the same loss", text, apart <= spread)
-    theirs, ours, (fault,) = (np.load(_features_of(arguments, name)) for name in (*names, FAULT))
-    loaders = mean(frechet_distance(a, b) for a, b in zip(theirs, ours, strict=True))
-    seeds = [frechet_distance(some[i], some[j]) for some in (theirs, ours) for i in range(len(some)) for j in range(i)]
+    yield Check("a model trained on packer's batches has the same loss", text, apart <= spread)
+    baseline, loader, (fault,) = (np.load(_features_of(arguments, name)) for name in (*names, FAULT))
+    loaders = mean(frechet_distance(a, b) for a, b in zip(baseline, loader, strict=True))
+    seeds = [
+        frechet_distance(some[i], some[j]) for some in (baseline, loader) for i in range(len(some)) for j in range(i)
+    ]
     yield Check(
         "it draws the same images: their Fréchet distance is no larger than from seed to seed",
         f"between the loaders with a seed {loaders:.3g}, from seed to seed {min(seeds):.3g} to {max(seeds):.3g}; "
-        f"with a fault, values from 0 to 1, {frechet_distance(theirs[0], fault):.3g}",
+        f"with a fault, values from 0 to 1, {frechet_distance(baseline[0], fault):.3g}",
         loaders <= max(seeds),
     )
 

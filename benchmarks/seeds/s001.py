@@ -1,10 +1,11 @@
-"""Which stage starves a job: a pipeline with two planted bottlenecks, diagnosed, repaired, diagnosed again.
+"""Which stage starves a training job: a pipeline with two planted bottlenecks is diagnosed, repaired, diagnosed again.
 
     python benchmarks/seeds/s001.py [--seconds 20] [--batch 32] [--smoke]
 
-The pipeline, its repairs and the figures of the article are those of `examples/toy_pipeline.py`. A row is a diagnosis
-of one variant by `packer.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
-workers; the rows with a GPU train one. --s3 s3://BUCKET/SET compares the download of a packed set by s5cmd with ours.
+`examples/toy_pipeline.py` contains the pipeline, its repairs and the figures of the article. A row is a diagnosis of
+one variant by `packer.diagnose`. On the CPU the step is simulated, since a network would take the cores from the
+workers; the rows with a GPU train a network. --s3 s3://BUCKET/SET compares downloads of a packed set by s5cmd and by
+packer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def toy() -> Any:
 
 # --- rows -------------------------------------------------------------------------------------------------------------
 def diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = None) -> dict[str, Any]:
-    """A diagnosis; without a device of a simulated step, which takes the same time in all rows."""
+    """Diagnose a variant. Without a device the step is simulated, and takes the same time in all rows."""
     example = toy()
     if device is None:
         how: dict[str, Any] = {"simulate_step": json.loads(_step_file(arguments).read_text())}
@@ -67,7 +68,7 @@ def diagnosed(arguments: argparse.Namespace, variant: str, device: str | None = 
 
 
 def _step_file(arguments: argparse.Namespace) -> Path:
-    """Where the seconds of the simulated step are."""
+    """The file of the seconds of the simulated step."""
     return Path(arguments.work, "step.json")
 
 
@@ -96,7 +97,7 @@ AHEAD: dict[str, Callable[[Iterable[Any]], Iterable[Any]]] = {
 
 
 def trained(arguments: argparse.Namespace, ahead: str) -> dict[str, Any]:
-    """Steps/s of training on the repaired pipeline, whose batches the function `ahead` brings to the GPU."""
+    """Steps/s of training on the repaired pipeline; the function `ahead` copies its batches to the GPU."""
     import torch
 
     example = toy()
@@ -143,7 +144,7 @@ def by_us(url: str, folder: Path) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Steps/s of each line of the ladder and of the whole, or MB/s of a download."""
+    """Steps/s of each line of the ladder and of the whole pipeline, or MB/s of a download."""
     if chosen.options.get("gpu"):
         need_gpu()
     if not installed(needs := chosen.options.get("needs", ())):
@@ -155,9 +156,9 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-# --- what must hold ---------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
-    """The repairs change no result: masks, colours, and whole transforms with the same draws."""
+    """Check that the repairs change no result: masks, colours, and whole transforms with the same random numbers."""
     import numpy as np
     import torch
 
@@ -170,9 +171,9 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
     yield Check("the mask, dilated both ways", f"{same} of {len(masks)} the same", same == len(masks))
 
     np.random.seed(1)
-    shares = [np.mean([one.draw((160, 160)).mean() for _ in range(100)]) for one in (slow, quick)]
-    found = " and ".join(f"{share:.5f}" for share in shares)
-    yield Check("share of the pixels that are drawn, 1/64", found, all(abs(64 * s - 1) < 0.04 for s in shares))
+    shares = [np.mean([member.draw((160, 160)).mean() for _ in range(100)]) for member in (slow, quick)]
+    shown = " and ".join(f"{share:.5f}" for share in shares)
+    yield Check("share of the pixels that are drawn, 1/64", shown, all(abs(64 * s - 1) < 0.04 for s in shares))
 
     image = torch.randint(0, 256, (3, 160, 160), dtype=torch.uint8)
     apart = float((example.Scale()(example.ConvertColor()(image)) - example.ScaledColor()(image)).abs().max())
@@ -183,9 +184,9 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
         raw, made = draw.integers(0, 256, (256, 256, 3), np.uint8), []
         mask = draw.random((example.SIDE, example.SIDE)) < 1 / 64
         for transform in (example.slow_transform(), example.quick_transform()):
-            for one in transform.transforms:
-                if isinstance(one, example.RandomMask):
-                    one.draw = lambda shape, mask=mask: mask
+            for member in transform.transforms:
+                if isinstance(member, example.RandomMask):
+                    member.draw = lambda shape, mask=mask: mask
             torch.manual_seed(seed)
             made.append(transform(raw))
         apart = max(apart, float((made[0] - made[1]).abs().max()))
@@ -197,7 +198,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def _shares(results: Results, prefix: str) -> dict[str, float]:
-    """Of each line, of the step alone in the same diagnosis; empty where one did not run."""
+    """The rate of each line divided by that of the step alone in the same diagnosis; empty if a row did not run."""
     shares = {}
     for variant, lines in toy().LINES.items():
         for line in lines:
@@ -210,43 +211,50 @@ def _shares(results: Results, prefix: str) -> dict[str, float]:
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     raw, both = "raw image in memory", "fix 1 and 2"
     for prefix, suffix in (("", ""), ("GPU: ", ", on the GPU")):
-        if not (here := _shares(results, prefix)):
+        if not (shares := _shares(results, prefix)):
             continue
         runs = (results[prefix + variant] for variant in VARIANTS)
         named = [mode(run["culprit"] for run in some if "culprit" in run) for some in runs]
-        what = f"the culprits are the mask, then reading, then none{suffix}"
-        yield Check(what, ", ".join(named), tuple(named) == CULPRITS)
+        promise = f"the bottlenecks are the mask, then reading, then none{suffix}"
+        yield Check(promise, ", ".join(named), tuple(named) == CULPRITS)
         yield Check(
-            f"the transforms cost about half of the rate, reading about half of the rest{suffix}",
-            f"{here['processed sample in memory']:.0%}, {here[raw]:.0%}, {here['as it is']:.0%} of the step alone; "
-            f"there 94 %, 50 %, 26 %",
-            here["processed sample in memory"] > 1.5 * here[raw] > 1.2 * 1.5 * here["as it is"],
+            f"transforms halve the rate, and reading halves the rest{suffix}",
+            f"{shares['processed sample in memory']:.0%}, {shares[raw]:.0%}, {shares['as it is']:.0%} of the step "
+            f"alone; there 94 %, 50 %, 26 %",
+            shares["processed sample in memory"] > 1.5 * shares[raw] > 1.2 * 1.5 * shares["as it is"],
         )
         yield Check(
-            f"the repaired transform costs nothing, but then reading does{suffix}",
-            f"{here['fix 1, raw image in memory']:.0%} and {here['fix 1']:.0%}; there 94 % and 37 %",
-            here["fix 1, raw image in memory"] > 0.85 and here["fix 1"] < 0.75,
+            f"the repaired transform costs nothing, but reading does{suffix}",
+            f"{shares['fix 1, raw image in memory']:.0%} and {shares['fix 1']:.0%}; there 94 % and 37 %",
+            shares["fix 1, raw image in memory"] > 0.85 and shares["fix 1"] < 0.75,
         )
-        yield Check(f"with both repairs the data keep up{suffix}", f"{here[both]:.0%}; there 94 %", here[both] > 0.85)
+        yield Check(
+            f"with both repairs the data keep up{suffix}", f"{shares[both]:.0%}; there 94 %", shares[both] > 0.85
+        )
 
 
 def ladders(page: Page, results: Results, arguments: argparse.Namespace) -> None:
-    """The lines of the article's ladder, and those found."""
+    """The lines of the article's ladder, and the measured lines."""
     article = toy().ARTICLE
     there = {line: steps / article[ALONE] for line, steps in article.items()}
     for prefix, where in (("", "here"), ("GPU: ", "on the GPU")):
-        if not (here := _shares(results, prefix)):
+        if not (measured := _shares(results, prefix)):
             continue
         page.text(f"## The ladder, {where}")
         page.table(
             ("batches come from", "there: steps/s", "of the step alone", f"{where}: of the step alone"),
-            [[line, f"{article[line]:.2f}", f"{there[line]:.0%}", f"{here[line]:.0%}"] for line in article],
+            [[line, f"{article[line]:.2f}", f"{there[line]:.0%}", f"{measured[line]:.0%}"] for line in article],
         )
-        shares = {"the article": [100 * there[line] for line in article], where: [100 * here[line] for line in article]}
+        shares = {
+            "the article": [100 * there[line] for line in article],
+            where: [100 * measured[line] for line in article],
+        }
         caption = "Share of the rate of the step alone, by what is in memory"
         page.chart("ladder" + "-gpu" * bool(prefix), charts.bars([*article], shares, unit="%"), caption)
         named = {name: [run["culprit"] for run in results[prefix + name] if "culprit" in run] for name in VARIANTS}
-        page.text("Named, by round: " + "; ".join(f"{name}: {', '.join(found)}" for name, found in named.items()) + ".")
+        page.text(
+            "Named, by round: " + "; ".join(f"{name}: {', '.join(culprits)}" for name, culprits in named.items()) + "."
+        )
 
 
 EXPERIMENT = Experiment.read(

@@ -1,15 +1,15 @@
-"""imagenette2 and three ResNets under a growing load of flips and turns: PyTorch against DALI and ours.
+"""imagenette2 and three ResNets with more and more flips and rotations: PyTorch against DALI and packer.
 
     python benchmarks/seeds/s002.py [--smoke] [--images DIR] [--rounds 2] [--workers N]
 
-Each image is flipped left to right (p = 0.5), flipped top to bottom (p = 0.5) and turned by -5 to 5 degrees 1, 4, 8 or
-12 times before a random box of it is resized to 224 pixels; all rows keep its size when they turn it, and leave black
-what comes into view. A row takes a `Job` and returns batches (images, labels) without end.
+Each image is flipped left to right (p = 0.5), flipped top to bottom (p = 0.5) and rotated by -5 to 5 degrees 1, 4, 8 or
+12 times before a random box of it is resized to 224 pixels; in all rows a rotation keeps the size, and uncovered
+corners are black. A row takes a `Job` and returns batches (images, labels) without end.
 
-With a GPU that torch uses, and torchvision, a step is that of the model, on 10 classes, as in the sample code of the
-document. Elsewhere a step sleeps: its length is what the document's faster trial took for a step, times one factor for
-all, the PyTorch row's time for a batch at load 1 here over that of the document. So a step is to the loader here what
-it was there.
+With a GPU that torch uses, and torchvision, a step trains the model, on 10 classes, as in the sample code of the
+document. Without them a step sleeps for the step time of the document's faster trial, times a factor: the PyTorch
+row's time per batch at load 1, measured, over the document's. So steps and loaders have the same proportions as in the
+document.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PYTORCH, PYTORCH_LINEAR = "PyTorch DataLoader", "PyTorch DataLoader, bilinear ro
 DALI, DALI_GPU = "DALI, CPU operators", "DALI, GPU operators"
 OURS, OURS_NEAREST, OURS_GPU = "ours: ImageLoader", "ours: ImageLoader, nearest pixel", "ours: ImageLoader, GPU"
 DALI_LOADER = "ours: DaliLoader, CPU"
-# Seconds an epoch there, by model and load: PyTorch on the CPU, DALI on the GPU; and its steps.
+# The document's seconds per epoch, by model and load: PyTorch on the CPU, DALI on the GPU; and its steps per epoch.
 SECONDS = {
     "ResNet-18": {1: (41.67, 21.3), 4: (49.95, 21.37), 8: (61.92, 21.08), 12: (77.82, 21.33)},
     "ResNet-50": {1: (72.64, 46.94), 4: (75.21, 45.02), 8: (81.22, 46.29), 12: (88.89, 46.43)},
@@ -51,15 +51,15 @@ SECONDS = {
 STEPS, MODELS, FIRST = 298, tuple(SECONDS), "ResNet-18"
 QUANTILES = ("p50", "p95")
 Step = Callable[[Any, Any], None]
-# Mean differences of 255 that checks allow: of resized images; of one map by Pillow, which drops the fraction of every
-# bilinear value; of the same draws in DALI.
+# Allowed mean differences, on the scale 0 to 255: resized images; a single transform by Pillow, which drops the
+# fraction of every bilinear value; the same random numbers in DALI.
 _LARGEST = {"samples": 4.0, "map": 1.0, "dali": 1.0}
 
 
 @dataclass(frozen=True)
 class Job:
-    """tree: class folders of JPEG files. packed: the same as a packed set. load: 0 for images that are only resized as
-    a whole. ordered: in the order of the names, not shuffled."""
+    """tree: class folders of JPEG files. packed: the packed set of the tree. load: rounds of flips and rotations; 0:
+    whole images are only resized. ordered: in the order of the names, not shuffled."""
 
     tree: Path
     packed: Path
@@ -69,7 +69,7 @@ class Job:
     ordered: bool = False
 
     def order(self) -> Any:
-        """None for a row's own shuffle."""
+        """The order of the names, or None for the row's own shuffle."""
         from readers.order import Sequential
 
         return Sequential(len(list_tree(self.tree))) if self.ordered else None
@@ -81,7 +81,7 @@ class Job:
 
 
 def make_job(arguments: argparse.Namespace, load: int, *, compared: bool = False) -> Job:
-    """compared: of the few images of the checks, a class each, in the order of their names."""
+    """compared: a job over the few images of the checks, each in its own class, in the order of their names."""
     work: Path = arguments.work / ("some" if compared else "all")
     return Job(work / "tree", work / "packed", arguments.batch, arguments.workers, load, ordered=compared)
 
@@ -117,7 +117,7 @@ def dali(job: Job, device: str) -> Iterable[Any]:
 
 
 def ops(load: int, bilinear: bool = True) -> list[Any]:
-    """Of our rows."""
+    """The ops of our rows."""
     from readers import augment as A
 
     box = A.RandomResizedCrop(SIZE) if load else A.Resize((SIZE, SIZE))
@@ -137,9 +137,9 @@ def dali_loader(job: Job, device: str) -> Iterable[Any]:
     return systems.dali_loader(job.reader(), job.batch, ops(job.load), job.workers, device, shuffle=not job.ordered)
 
 
-# --- before the clock -------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
-    """Make the data; compare samples, labels and pixels; find out how long steps are."""
+    """Make the data; compare samples, labels and pixels; determine the length of steps."""
     first = make_job(arguments, 1)
     some, size = make_job(arguments, 0, compared=True), (160, 120) if arguments.smoke else None
     systems.make_images(first.tree, arguments.count, size, source=arguments.images)
@@ -162,7 +162,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
 
 
 def _same_samples(name: str, arguments: argparse.Namespace) -> Check:
-    """Whether a row gives the samples of the files, in their order, where it only resizes them."""
+    """Check that a row that only resizes returns the samples of the files, in their order."""
     from pillow_transforms import read_image, resize
 
     job = make_job(arguments, 0, compared=True)
@@ -177,7 +177,7 @@ def _same_samples(name: str, arguments: argparse.Namespace) -> Check:
 
 
 def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
-    """What ImageLoader makes of images, against Pillow and, op by op, DALI with the draws of its recipe for them."""
+    """Compare the images of ImageLoader with Pillow and, op by op, with DALI, for the random numbers of its recipe."""
     from pillow_transforms import read_image
 
     from readers.augment import Recipe
@@ -187,24 +187,27 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
     sizes = np.array([(image.height, image.width) for image in files])
     plan = Recipe(ops(load), compose=True).plan(1, 0, np.arange(count), sizes[:, 0], sizes[:, 1])
     steps = {len(made.first.steps) for made in plan.jobs()}
-    what = f"load {load}: ours moves the pixels of an image once, by one map of all flips and turns"
-    yield Check(what, f"steps of an image: {steps}", steps == {1})
+    promise = f"load {load}: ours moves the pixels of an image once, by one map of all flips and turns"
+    yield Check(promise, f"steps of an image: {steps}", steps == {1})
     for bilinear, name in {True: OURS, False: OURS_NEAREST}.items():
-        ours, bound = _pixels(CONTENDERS[name].function(job), job, count), _LARGEST["map"]
-        pairs = zip(ours, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
+        pixels, bound = _pixels(CONTENDERS[name].function(job), job, count), _LARGEST["map"]
+        pairs = zip(pixels, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
         apart = float(np.mean([np.abs(a - np.asarray(b, np.float32)).mean() for a, b in pairs]))
         how = "bilinear" if bilinear else "nearest pixel"
-        what = f"load {load}: ours against one Image.transform by Pillow with the same draws, {how}"
-        yield Check(what, f"{apart:.2f} of 255 on average", apart < bound)
+        promise = f"load {load}: ours against one Image.transform by Pillow with the same draws, {how}"
+        yield Check(promise, f"{apart:.2f} of 255 on average", apart < bound)
     if systems.installed(CONTENDERS[DALI_LOADER].imports):
-        exact, theirs = image_loader(job, compose="exact"), CONTENDERS[DALI_LOADER].function(job)
-        apart = float(np.abs(_pixels(exact, job, count) - _pixels(theirs, job, count)).mean())
-        what = f"load {load}: ImageLoader, op by op, against DaliLoader, both with their own draws, which are the same"
-        yield Check(what, f"{apart:.2f} of 255 on average", apart < _LARGEST["dali"])
+        exact, by_dali = image_loader(job, compose="exact"), CONTENDERS[DALI_LOADER].function(job)
+        apart = float(np.abs(_pixels(exact, job, count) - _pixels(by_dali, job, count)).mean())
+        promise = (
+            f"load {load}: ImageLoader, op by op, against DaliLoader, both with their own draws, which are the same"
+        )
+        yield Check(promise, f"{apart:.2f} of 255 on average", apart < _LARGEST["dali"])
 
 
 def _by_plan(image: Any, plan: Any, number: int, bilinear: bool) -> Any:
-    """An image by Pillow, by the plan of a recipe: all moves as one matrix, which also enlarges bilinearly."""
+    """Transform an image with Pillow by the plan of a recipe: all ops that move pixels as one matrix, which also
+    enlarges bilinearly."""
     from PIL import Image
     from pillow_transforms import crop, resize
 
@@ -235,9 +238,9 @@ def _pixels(row: Iterable[Any], job: Job, count: int) -> Any:
     return 255 * (pixels * np.float32(STD) + np.float32(MEAN))
 
 
-# --- the clock --------------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 def trains() -> bool:
-    """Whether steps are those of real models."""
+    """Whether a step trains a real model."""
     return importlib.util.find_spec("torchvision") is not None and has_gpu()
 
 
@@ -246,13 +249,13 @@ def _factor_file(arguments: argparse.Namespace) -> Path:
 
 
 def _sleep_ms(arguments: argparse.Namespace, model: str) -> float:
-    """The mean of the document's faster trial over the loads, times the factor."""
+    """The document's mean step time over the loads, of its faster trial, times the factor."""
     factor: float = json.loads(_factor_file(arguments).read_text())
     return factor * mean(1e3 * seconds / STEPS for _, seconds in SECONDS[model].values())
 
 
 def look(pixels: Any, labels: Any) -> None:
-    """A step that only looks at the batch."""
+    """A step that only reads a value of the batch."""
     pixels[:, 0, 0, 0].sum().item()
 
 
@@ -295,16 +298,16 @@ def _record(name: str, arguments: argparse.Namespace) -> Path:
 
 
 def _watch(batches: Iterable[Any], step: Step, seconds: float, path: Path) -> dict[str, float]:
-    """Percentiles of what is busy during such a loop, in per cent: "cpu_p95", "step_p95", and "gpu_p95" where there is
-    a GPU; "step" is the share of the time since the last sample in which a step was under way."""
+    """Percentiles of utilisation during a loop, in per cent: "cpu_p95", "step_p95", and with a GPU "gpu_p95"; "step" is
+    the share of the time since the last sample in which a step was running."""
     total, began = 0.0, 0.0
-    asked, seen = time.perf_counter(), 0.0
+    sampled, seen = time.perf_counter(), 0.0
 
     def share() -> float:
-        nonlocal asked, seen
+        nonlocal sampled, seen
         now = time.perf_counter()
         done = total + (now - began if began else 0.0)
-        value, asked, seen = (done - seen) / max(1e-9, now - asked), now, done
+        value, sampled, seen = (done - seen) / max(1e-9, now - sampled), now, done
         return min(1.0, max(0.0, value))
 
     path.unlink(missing_ok=True)
@@ -330,16 +333,16 @@ def _watch(batches: Iterable[Any], step: Step, seconds: float, path: Path) -> di
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def _gains(results: Results, name: str, other: str, model: str, some: tuple[int, ...]) -> list[float]:
-    """Per cent less time a step than another row, by load."""
+    """The reduction of the step time against another row, in per cent, by load."""
     times = [ratio(results, name, other, f"{model} {load}") for load in some]
     return [100 * (1 - time) for time in times if time is not None]
 
 
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     some = loads(arguments)
-    for name, other, what in (
-        (OURS_NEAREST, PYTORCH, "ours over PyTorch, where both take the nearest pixel,"),
-        (OURS, PYTORCH_LINEAR, "ours over PyTorch, where both turn bilinearly,"),
+    for name, other, comparison in (
+        (OURS_NEAREST, PYTORCH, "ours over PyTorch, both with the nearest pixel,"),
+        (OURS, PYTORCH_LINEAR, "ours over PyTorch, both with bilinear rotations,"),
         (OURS_GPU, PYTORCH, "ours on the GPU over PyTorch"),
         (DALI_GPU, PYTORCH, "DALI on the GPU over PyTorch, as in the document (28 to 73 %),"),
     ):
@@ -349,11 +352,13 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
         # Gains that differ by less than three per cent count as the same.
         rises = all(row[-1] >= row[0] - 3 for row in gains.values()) and gains[FIRST][-1] > gains[FIRST][0]
         text = "; ".join(f"{model} {', '.join(f'{gain:.0f}' for gain in row)} %" for model, row in gains.items())
-        yield Check(f"the gain of {what} rises with the load", f"loads {', '.join(map(str, some))}: {text}", rises)
+        yield Check(
+            f"the gain of {comparison} rises with the load", f"loads {', '.join(map(str, some))}: {text}", rises
+        )
         last = [row[-1] for row in gains.values()]
         falls = all(b <= a + 3 for a, b in itertools.pairwise(last)) and last[-1] < last[0]
         text = ", ".join(f"{gain:.0f}" for gain in last)
-        yield Check(f"the gain of {what} falls with the model", f"load {some[-1]}: {text} %", falls)
+        yield Check(f"the gain of {comparison} falls with the model", f"load {some[-1]}: {text} %", falls)
 
 
 def sections(arguments: argparse.Namespace) -> Iterator[Section]:
@@ -361,16 +366,16 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
     for model in MODELS:
         text = f"A step sleeps {_sleep_ms(arguments, model):.0f} ms. " if not trains() else ""
         there = ", ".join(f"{a / STEPS * 1e3:.0f} and {b / STEPS * 1e3:.0f}" for a, b in SECONDS[model].values())
-        text += f"There, ms a step at loads 1, 4, 8 and 12 with PyTorch and DALI: {there}."
+        text += f"The document's ms per step at loads 1, 4, 8 and 12 with PyTorch and DALI: {there}."
         columns = tuple(Column(f"{model} {load}", f"load {load}: ms a step", "{:.1f}") for load in some)
         name = slug(model.lower())
         yield Section(name, f"Steps of a training job, {model}", columns, base=PYTORCH, text=text, charted=len(some))
     columns = tuple(
-        Column(f"{key} {load}", f"load {load}: {what}", "{:.2f}")
-        for key, what in (("cpu", "CPU ms an image"), ("alone", "ms a batch"))
+        Column(f"{key} {load}", f"load {load}: {heading}", "{:.2f}")
+        for key, heading in (("cpu", "CPU ms an image"), ("alone", "ms a batch"))
         for load in some
     )
-    yield Section("cpu", "The loaders by themselves", columns, base=PYTORCH, charted=len(some))
+    yield Section("cpu", "The loaders alone", columns, base=PYTORCH, charted=len(some))
     names = {"step": "a step under way", "cpu": "CPUs busy", "gpu": "GPU busy"}
     columns = tuple(Column(f"{k}_{q}", f"{name}, {q}, %") for k, name in names.items() for q in QUANTILES)
     text = "Sampled five times a second. There, p95: CPUs 100 % with PyTorch and 65 % with DALI, the GPU 31 and 55 %."
@@ -378,7 +383,7 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
 
 
 def heat_maps(page: Page, results: Results, arguments: argparse.Namespace) -> None:
-    """What was busy, by time, in the rows that were watched."""
+    """Charts of utilisation over time, of the rows with the option `watched`."""
     for name in results:
         if figure(results, name, "cpu_p50") is None:
             continue

@@ -1,16 +1,16 @@
-"""Where images come from, and who decodes them: files, /dev/shm, byte caches, an MPI window, a GPU, or no file at all.
+"""Sources and decoders of images: files, /dev/shm, byte caches, an MPI window, a GPU, and images made on the device.
 
     python benchmarks/seeds/s003.py [--count 8192] [--seconds 1.5] [--smoke]
 
-Rows that read measure the bytes alone, one image at a time; rows that decode, batches of `--batch` uint8 images in
-random order, with as many worker processes or threads as there are CPUs. Rows that are cold begin with an empty page
-cache, which needs root; without it only the files of this experiment leave it.
+Rows of reading read one image at a time and do not decode; rows of decoding make batches of `--batch` uint8 images in
+random order, with one worker process or thread per CPU. Cold rows begin with an empty page cache, which needs root;
+without root only the files of this experiment are dropped from it.
 
-A row's function gets a `Job`; what it gives depends on its `kind`:
+A row's function takes a `Job`; its result depends on its `kind`:
 
-read     a source, to be read image by image
+read     a source, which is read image by image
 batches  an endless iterator of (images, labels), images [n, 3, height, width]
-own      the figures themselves
+own      the figures
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from readers.order import NodeLocal, Shuffled
 from readers.order.quality import shuffle_quality
 
 _CHECKED = 512
-_WARM_BATCHES, _AHEAD_BATCHES = 4, 6  # ahead: more than any row makes before the page cache is emptied
+_WARM_BATCHES, _AHEAD_BATCHES = 4, 6  # ahead: no row makes more batches before the page cache is emptied
 FILES, MADE, TRAINED = "DataLoader: files", "JAX: made on the device", "JAX: made and trained on"
 
 
-# --- where the bytes come from: a source reads inside its `with`; what fills a memory is done before it is entered ----
+# --- sources of bytes: usable inside their `with`, whose entry fills caches and memory --------------------------------
 class Source(NamedTuple):
-    """read: the bytes of an image; each source numbers them its own way. labels: of all."""
+    """read: the bytes of an image; each source has its own numbering. labels: of all images."""
 
     read: Callable[[int], Any]
     labels: list[int]
@@ -63,8 +63,9 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Job:
-    """What a row gets. root: a folder with the same images three times: tree, packed, and shared, a link to the staged
-    copy, which is there while the process that staged it runs. workers: processes or threads. seconds: of the clock."""
+    """A row's arguments. root: a folder with the same images three times: tree, packed, and shared, a link to the
+    staged copy, which exists while the process that staged it runs. workers: processes or threads. seconds: of the
+    measurement."""
 
     root: Path
     batch: int
@@ -97,7 +98,7 @@ def example(name: str) -> Any:
 
 
 def prepare(job: Job, count: int, source: Path | None, stack: ExitStack) -> None:
-    """Make what is missing, from JPEGs of a folder or of random text; the copy in /dev/shm goes with `stack`."""
+    """Make missing sets from JPEGs of a folder or of random text; `stack` removes the copy in /dev/shm."""
     import packer
     import readers
 
@@ -140,7 +141,7 @@ def _shared_files(job: Job) -> Iterator[Source]:
 
 @contextmanager
 def _byte_array(job: Job) -> Iterator[Source]:
-    """The document's cache: all bytes end to end, and where each image ends; shared with the workers, who are forks."""
+    """The document's cache: all bytes end to end, and the end of each image; shared with forked workers."""
     files = _files_of(job.tree)
     data = [files.read(index) for index in range(len(files.labels))]
     ends = np.cumsum([len(image) for image in data])
@@ -153,7 +154,7 @@ def _byte_array(job: Job) -> Iterator[Source]:
 
 @contextmanager
 def cached(job: Job, capacity: float = 1.0, keep: str = "encoded") -> Iterator[Any]:
-    """Our cache over the files, filled: a reader."""
+    """A reader over the files with packer's cache, filled."""
     import readers
 
     with readers.cached(readers.open_folder(job.tree), capacity, keep, job=f"s003-{os.getpid()}") as reader:
@@ -184,7 +185,7 @@ def _of(opened: Callable[[Job], Any]) -> Callable[[Job], Any]:
 
 @contextmanager
 def _stochastic(job: Job) -> Iterator[Source]:
-    """stocaching, with half of the pixels."""
+    """stocaching, with half of the images, decoded."""
     import torch
     from stocaching import SharedCache
 
@@ -226,11 +227,11 @@ def read(job: Job, source: str) -> AbstractContextManager[Source]:
 
 
 def mpi(job: Job, mode: str) -> Any:
-    """What the first of two ranks prints; see `rank`. Raises NotHere without MPI."""
+    """The printed figures of the first of two ranks, see `rank`. Raises NotHere without MPI."""
     mpiexec = shutil.which("mpiexec", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
     if mpiexec is None:
         raise NotHere("needs MPI: mpiexec is not installed (pip install mpich mpi4py)")
-    # An MPI that pip has installed is next to its mpiexec.
+    # The library of an MPI from pip is next to its mpiexec.
     libraries = f"{Path(mpiexec).resolve().parent.parent / 'lib'}:{os.environ.get('LD_LIBRARY_PATH', '')}"
     command = [mpiexec, "-n", "2", sys.executable, __file__, "--rank", str(job.packed), mode]
     command += [str(job.batch), str(job.seconds)]
@@ -244,9 +245,9 @@ def mpi(job: Job, mode: str) -> Any:
 
 
 def rank(packed: str, mode: str, batch: int, seconds: float) -> None:
-    """One of the ranks, which share one byte cache in an MPI window: together they fill it, then each reads its own
-    part in random order. The first prints what they did: images/s of all of them, or with `check` the checksums of each
-    image and of its pixels, and the label."""
+    """The process of a rank. All ranks share a byte cache in an MPI window: together they fill it, then each reads its
+    part in random order. The first rank prints the images/s of all ranks, or with `check` each image's checksum, the
+    checksum of its pixels, and its label."""
     from mpi4py import MPI
 
     import readers
@@ -274,7 +275,7 @@ def rank(packed: str, mode: str, batch: int, seconds: float) -> None:
             result = count / taken
         everything = world.gather(result)
         if everything is not None:
-            all_of_them = [one for part in everything for one in part] if mode == "check" else sum(everything)
+            all_of_them = [item for part in everything for item in part] if mode == "check" else sum(everything)
             print(json.dumps(all_of_them if mode == "check" else {"images_s": all_of_them}))
         world.Barrier()
 
@@ -305,7 +306,7 @@ def tensor(data: Any) -> Any:
 
 
 def augmented(data: Any) -> Any:
-    """As torchvision's transforms do it."""
+    """Augment with torchvision's transforms."""
     import pillow_transforms as T
 
     return T.Compose([T.RandomHorizontalFlip(), T.ToTensor(), T.Normalize(MEAN, STD)])(T.read_image(bytes(data)))
@@ -329,7 +330,7 @@ DECODERS["none"] = lambda pixels: pixels
 
 
 class _Samples:
-    """A data set for torch's DataLoader, as one writes it: read, decode, label."""
+    """A typical data set for torch's DataLoader: read, decode, label."""
 
     def __init__(self, source: Source, decode: Callable[[Any], Any]) -> None:
         self.source, self.decode = source, decode
@@ -342,7 +343,7 @@ class _Samples:
 
 
 def _planes(batches: Iterator[Any]) -> Iterator[Any]:
-    """Images as [n, 3, height, width]; no pixel moves."""
+    """Images as [n, 3, height, width], without a copy."""
     for pixels, labels in batches:
         yield (pixels if pixels.shape[1] == 3 else pixels.permute(0, 3, 1, 2)), labels
 
@@ -355,7 +356,7 @@ def decoded(job: Job, source: str, decode: str = "simplejpeg") -> Iterator[Itera
 
 @contextmanager
 def decoded_on_gpu(job: Job, source: str) -> Iterator[Iterator[Any]]:
-    """Read by the workers; decode_jpeg of torchvision, a list at a time."""
+    """Workers read; torchvision's decode_jpeg decodes a list at a time."""
     systems.need_gpu()
     import torch
     from torchvision.io import ImageReadMode, decode_jpeg
@@ -427,10 +428,10 @@ def jax_loaded(job: Job) -> dict[str, Any]:
         return _rate(job, job.batch, call)
 
 
-# --- how well orders mix ----------------------------------------------------------------------------------------------
+# --- how well orders shuffle ------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class _View:
-    """What one node, or without a number all of them, see of a node-local order: in epochs of one kind alone."""
+    """A node-local order as seen by one node, or without a number by all nodes, in epochs of one kind only."""
 
     order: NodeLocal
     exchange: bool
@@ -459,13 +460,13 @@ def mixing(job: Job, nodes: int) -> dict[str, float]:
     return dict(zip(("all_nodes", "one_node", "exchange"), map(shuffle_quality, views), strict=True))
 
 
-# --- what is measured -------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 def job_of(arguments: argparse.Namespace, folder: str = "full") -> Job:
     return Job(arguments.work / folder, arguments.batch, arguments.workers, arguments.seconds)
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Images/s of a row, and the CPU time of all its processes for an image."""
+    """Images/s of a row, and the CPU time per image of all its processes."""
     job, kind, cold = job_of(arguments), chosen.options["kind"], chosen.options.get("cold", False)
     if kind == "own":
         return dict(chosen.function(job))
@@ -475,7 +476,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read(source: Source, job: Job, cold: bool) -> dict[str, Any]:
-    """One image after the other, in random order."""
+    """Read images one by one, in random order."""
     order = list(range(len(source.labels)))
     random.Random(1).shuffle(order)
     figures: dict[str, Any] = {"cache": chill([job.tree, job.packed])} if cold else {}
@@ -485,7 +486,7 @@ def _read(source: Source, job: Job, cold: bool) -> dict[str, Any]:
 
 
 def timed_reads(read: Callable[[int], Any], indices: list[int], limit: float, once: bool = False) -> tuple[int, float]:
-    """Images and seconds, each copied into a buffer that is there, until the time is over; once: or all are read."""
+    """(images, seconds): read images into an existing buffer for `limit` seconds; once: at most each image once."""
     target = memoryview(bytearray(1 << 22))
     started, count, seconds = time.perf_counter(), 0, 0.0
     while seconds < limit and not (once and count):
@@ -500,7 +501,7 @@ def timed_reads(read: Callable[[int], Any], indices: list[int], limit: float, on
 
 
 def _consume(batches: Iterator[Any], job: Job, cold: bool) -> dict[str, Any]:
-    """Batches in whose pixels the main process looks, but which it does not copy."""
+    """Consume batches: the main process reads some pixels of each, but does not copy it."""
     started = time.perf_counter()
     count = _look(next(batches))
     figures: dict[str, Any] = {"first_s": time.perf_counter() - started}
@@ -527,19 +528,19 @@ def _look(batch: Any) -> int:
 
 
 def before(chosen: Contender, arguments: argparse.Namespace) -> None:
-    """For rows that are not cold: the files are in the page cache, also after a row that was."""
+    """For warm rows: bring the files into the page cache, because cold rows empty it."""
     if chosen.options["kind"] != "own" and not chosen.options.get("cold"):
         warm([job_of(arguments).tree, job_of(arguments).packed])
 
 
-# --- what must hold ---------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
-    """The same bytes from every source, the same pixels and labels from every row, every image once."""
+    """Check for the same bytes from every source, the same pixels and labels from every row, and every image once."""
     if arguments.smoke and not arguments.only:
         keep_rows(lambda row: bool(row.options.get("smoke")))
     stack = ExitStack()
     atexit.register(stack.close)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the copy in /dev/shm is removed then, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # also removes the copy in /dev/shm
     arguments.count += -arguments.count % arguments.batch
     job, some = job_of(arguments), job_of(arguments, "some")
     prepare(job, arguments.count, arguments.images, stack)
@@ -549,7 +550,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
     for name in OF_BYTES:
         with job.source(name) as source:
             items = sorted((zlib.crc32(source.read(i)), label) for i, label in enumerate(source.labels))
-        if not expected:  # were they the same, the next checks would not see which image is where
+        if not expected:  # with equal images the next checks could not see a wrong order
             expected, different = items, len({checksum for checksum, _ in items})
             size = folder_bytes(job.tree) / 1e3 / len(items)
             text = f"{len(items):,} of {size:.1f} kB, {different:,} of them different"
@@ -560,7 +561,7 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
 
 
 def _same_pixels(job: Job, references: Any) -> Iterator[Check]:
-    """An epoch of every row that can run here, over images of a class each."""
+    """Compare an epoch of every row that can run, over images that each have their own class."""
     try:
         pixels = sorted((decoded, label) for _, decoded, label in mpi(job, "check"))
         yield _compared("pixels and labels, MPI window", pixels,
@@ -574,24 +575,24 @@ def _same_pixels(job: Job, references: Any) -> Iterator[Check]:
                     run = systems.compare(batches, references, MEAN, STD)
                     batches.close()
             except NotHere:
-                continue  # the row says why
-            # Floats are normalised, and some of their images mirrored.
+                continue  # the row reports the reason
+            # Float images are normalised, and some are mirrored.
             floats = row.options.get("floats", False)
             same = run["images"] == run["right"] == len(references) and run["largest"] <= (0.5 if floats else 0)
             text = f"{run['right']:,} of {len(references):,}, at most {run['largest']:.2g} of 255 apart"
             yield Check(f"pixels and labels, {name}", text, same and (floats or not run["flipped"]))
 
 
-def _compared(what: str, items: list[Any], expected: list[Any]) -> Check:
+def _compared(promise: str, items: list[Any], expected: list[Any]) -> Check:
     right = (Counter(items) & Counter(expected)).total()
-    return Check(what, f"{right:,} of {len(expected):,} the same", items == expected)
+    return Check(promise, f"{right:,} of {len(expected):,} the same", items == expected)
 
 
 def _same_drawing() -> Check:
-    """The device draws what the files show."""
-    what = "images drawn by NumPy and by JAX from the same bytes"
+    """Check that images made on the device equal the images of the files."""
+    promise = "images drawn by NumPy and by JAX from the same bytes"
     if not systems.installed(["jax.numpy"]):
-        return Check(what, "not compared: jax is not installed", True)
+        return Check(promise, "not compared: jax is not installed", True)
     import jax.numpy as jnp
 
     text, results = example("make_text"), []
@@ -604,21 +605,21 @@ def _same_drawing() -> Check:
         results.append((np.asarray(made).astype(int), np.asarray(read)))
     (pixels, letters), (others, read) = results
     most = int(abs(pixels - others).max())
-    return Check(what, f"at most {most} of 255 apart", most <= 1 and bool((letters == read).all()))
+    return Check(promise, f"at most {most} of 255 apart", most <= 1 and bool((letters == read).all()))
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
-    """Those of rows in JAX, where it has a device of its own."""
+    """The claims for rows in JAX, if JAX has a GPU or TPU."""
     there = EXPERIMENT.table["there"]
     on_device = any(run.get("jax") not in (None, "cpu") for run in results.get(MADE, ()))
-    for what, row in (
+    for promise, row in (
         ("images are made on the device faster than they are read and decoded", MADE),
         ("training on images made on the device is faster than reading and decoding", TRAINED),
     ):
         times = ratio(results, row, FILES, "images_s")
         if times is not None and on_device:
-            yield Check(what, f"{times:.2f} times; there {there[row] / there[FILES]:.2f}", times > 1)
+            yield Check(promise, f"{times:.2f} times; there {there[row] / there[FILES]:.2f}", times > 1)
 
 
 EXPERIMENT = Experiment.read(

@@ -1,15 +1,16 @@
-"""Containers (files, HDF5, TFRecord, tar) × loaders (PyTorch, DALI, this project's) × few or extensive augmentation.
+"""Containers (files, HDF5, TFRecord, tar) × loaders (PyTorch, DALI, packer) × few or extensive augmentation.
 
     python benchmarks/seeds/s004.py [--task imagenet,faces] [--batch 32] [--step MS] [--images DIR] [--smoke]
 
 few: resize, random crop, random flip. extensive: also random brightness, contrast and saturation. imagenet: JPEGs of
-500 x 375, short side 256, crop 224. faces: JPEGs of 112 x 112 in InsightFace's way, resized to 128, crop 112. All rows
-hand out float32 [n, 3, crop, crop], normalised, without end, with as many processes or threads, from a warm page cache.
+500 x 375, short side 256, crop 224. faces: JPEGs of 112 x 112 as in InsightFace, resized to 128, crop 112. All rows
+yield normalised float32 [n, 3, crop, crop] without end, with the same number of processes or threads, from a warm page
+cache.
 
-A row, task and load is measured in two epochs after one that warms it up: one that takes batches as fast as they come,
-and one with a step after each: a sleep, or ResNet-50 where a GPU and torchvision are. Before the clock each row runs
-without anything random over images that are a class each, so that a label says which image it should be, and is
-compared with what Pillow makes of that file.
+Each combination of row, task and load runs a warm-up epoch and two measured epochs: one takes batches as fast as
+possible, the other runs a step after each batch: a sleep, or ResNet-50 with a GPU and torchvision. Before that, each
+row runs without random operations over images that each have their own class, so that labels identify images, and is
+compared with Pillow's result for the same file.
 """
 
 from __future__ import annotations
@@ -32,16 +33,17 @@ import systems
 from harness import Contender, NotHere, Results, slug
 from machine import Clock, has_gpu, list_tree, prime, warm
 
-FEW, EXTENSIVE, CENTRE = "few", "extensive", "centre"  # centre: resize, the middle; nothing is random
+FEW, EXTENSIVE, CENTRE = "few", "extensive", "centre"  # centre: resize, crop to the middle; nothing is random
 LOADS, JITTER, SHARDS = (FEW, EXTENSIVE), 0.4, 4
 FILES, HDF5, PIXELS = "PyTorch from files", "PyTorch from HDF5 of JPEGs", "PyTorch from HDF5 of pixels"
 DATASET, DALI_LOADER = "ours: ImageDataset from HDF5", "ours: DaliLoader from HDF5"
 DALI_FILES, LOADER = "DALI on the CPU from files", "ours: ImageLoader from HDF5"
 RESNET = "limit: ResNet-50, batches in memory"
 _SMOKE = (FILES, PIXELS, DATASET, DALI_FILES, LOADER, DALI_LOADER)
-# Seconds an epoch of ImageNet: 2200 became 1300 with DALI, 1800 did with a dedicated reader alone.
+# Seconds per epoch of ImageNet in the document: 2200; 1300 with DALI; 1800 became 1300 with only a dedicated reader.
 SLOW, READER_SLOW, FAST = 2200.0, 1800.0, 1300.0
-# Largest and mean difference to Pillow, of 255, by the beginning of a row's name. DALI's filter and ours: docs/dali.md.
+# Allowed largest and mean difference to Pillow, on the scale 0 to 255, by prefix of rows' names. For DALI's filter and
+# packer's see docs/dali.md.
 BOUNDS = {"PyTorch": (0.0, 0.0), "ours: Image": (8.0, 0.1), "DALI": (16.0, 0.6), "ours: Dali": (16.0, 0.6)}
 OTHER_COLOURS = (20.0, 1.0)
 _SHUFFLED = 1000
@@ -50,7 +52,7 @@ Batches = Iterable[Any]
 
 @dataclass(frozen=True)
 class Task:
-    """Width and height of the images; the short side they are resized to; the side of the crop; how many there are."""
+    """Width and height of the images; short side after the resize; side of the crop; number of images."""
 
     name: str
     size: tuple[int, int]
@@ -70,7 +72,7 @@ TASKS = {
 
 @dataclass(frozen=True)
 class Job:
-    """What a row is asked for: batches of [batch, 3, crop, crop], normalised, from the sets in `folder`."""
+    """A row's arguments: it makes normalised batches of [batch, 3, crop, crop] from the sets in `folder`."""
 
     task: Task
     load: str
@@ -90,7 +92,7 @@ class Job:
         return sorted(str(path) for path in (self.folder / name).iterdir() if path.name.endswith(suffix))
 
     def check(self) -> Job:
-        """Over the few images of the checks."""
+        """The same job over the few images of the checks."""
         return replace(self, load=CENTRE, folder=self.folder / "check", batch=min(8, self.batch))
 
 
@@ -102,7 +104,7 @@ def job_of(arguments: argparse.Namespace, task: str, load: str) -> Job:
 
 # --- the sets ---------------------------------------------------------------------------------------------------------
 def make_sets(arguments: argparse.Namespace, task: str) -> None:
-    """The sets of a task and those of its checks; a folder that is there is taken as it is."""
+    """Make the sets of a task and of its checks; an existing folder stays unchanged."""
     job = job_of(arguments, task, FEW)
     if job.folder.exists():
         return
@@ -117,8 +119,9 @@ def make_sets(arguments: argparse.Namespace, task: str) -> None:
 
 
 def _pack(folder: Path, task: Task) -> None:
-    """hdf5/, tfrecord/, tar/: packed, with DALI's indexes. images.h5: JPEGs of variable length. pixels.h5: a chunk for
-    each image, resized and cut to a square. The document does not say which of the two its HDF5 files held."""
+    """Write hdf5/, tfrecord/ and tar/: packed sets with DALI's indexes; images.h5: JPEGs of variable length; pixels.h5:
+    a chunk per image, resized and cropped to a square. The document's HDF5 files held one of the two; it does not say
+    which."""
     import h5py
     import pillow_transforms as T
 
@@ -142,7 +145,7 @@ def _pack(folder: Path, task: Task) -> None:
 
 # --- rows in torch's DataLoader ---------------------------------------------------------------------------------------
 def transforms(job: Job, *, resized: bool = False) -> Any:
-    """torchvision's transforms on Pillow images. resized: they are as small as the resize makes them already."""
+    """torchvision's transforms of Pillow images. resized: the images are resized already."""
     import pillow_transforms as T
 
     task = job.task
@@ -153,7 +156,7 @@ def transforms(job: Job, *, resized: bool = False) -> Any:
 
 
 def operations(job: Job) -> list[Any]:
-    """The same as a list of this project's ops."""
+    """The same transforms as packer's ops."""
     from readers import augment as A
 
     task = job.task
@@ -169,7 +172,7 @@ def _read(data: Any) -> Any:
 
 
 class _Hdf5:
-    """A data set over one HDF5 file by h5py. read: from an item of "images" to an image."""
+    """A data set over one HDF5 file by h5py. read: converts an item of "images" to an image."""
 
     def __init__(self, path: Path, read: Callable[[Any], Any], transform: Any) -> None:
         import h5py
@@ -182,7 +185,7 @@ class _Hdf5:
         return len(self._labels)
 
     def __getitem__(self, index: int) -> tuple[Any, int]:
-        if self._file is None:  # in each worker process, as handles of HDF5 do not survive a fork
+        if self._file is None:  # opened in each worker process, because handles of HDF5 do not survive a fork
             import h5py
 
             self._file = h5py.File(self._path)
@@ -232,8 +235,8 @@ def tfrecord(job: Job) -> Batches:
     class Records(IterableDataset):
         def __iter__(self) -> Any:
             worker = get_worker_info()
-            mine = shards[worker.id :: worker.num_workers]
-            records = itertools.chain.from_iterable(tfrecord_loader(shard, None, features) for shard in mine)
+            own_shards = shards[worker.id :: worker.num_workers]
+            records = itertools.chain.from_iterable(tfrecord_loader(shard, None, features) for shard in own_shards)
             return map(finish, shuffle_iterator(records, _SHUFFLED) if job.is_random else records)
 
     workers = {"num_workers": job.workers, "persistent_workers": True}
@@ -255,7 +258,7 @@ def tar(job: Job) -> Batches:
     return systems.endless(webdataset.WebLoader(dataset, batch_size=None, **workers))
 
 
-# --- rows in DALI, and in our loaders ---------------------------------------------------------------------------------
+# --- rows in DALI and in packer's loaders -----------------------------------------------------------------------------
 def _source(fn: Any, form: str, job: Job) -> tuple[Any, Any]:
     """Encoded images and labels, by DALI's reader of a container."""
     if form == "files":
@@ -278,7 +281,7 @@ def _source(fn: Any, form: str, job: Job) -> tuple[Any, Any]:
 
 
 def dali(job: Job, form: str, device: str) -> Batches:
-    """By DALI's own operators: whole images decoded, resized with antialiasing, ColorTwist on the crop, normalised."""
+    """DALI's operators: whole images are decoded, resized with antialiasing, cropped, ColorTwist, normalised."""
     task, side = job.task, (job.task.crop, job.task.crop)
 
     def graph(fn: Any, decoders: str) -> Any:
@@ -289,7 +292,7 @@ def dali(job: Job, form: str, device: str) -> Batches:
         if job.is_random:
             crop = {name: fn.random.uniform(range=(0.0, 1.0)) for name in crop}
             mirror = {"mirror": fn.random.coin_flip()}
-        # Truncated: the middle of an odd number of pixels.
+        # Truncate, as Pillow does for the middle of an odd number of pixels.
         made = fn.crop(made, crop=side, rounding="truncate", **crop)
         if job.load == EXTENSIVE:
             names = "brightness", "contrast", "saturation"
@@ -323,18 +326,18 @@ def resnet(job: Job) -> Batches:
     return itertools.repeat(noise)
 
 
-# --- the clock --------------------------------------------------------------------------------------------------------
+# --- measurement ------------------------------------------------------------------------------------------------------
 def has_resnet() -> bool:
     return importlib.util.find_spec("torchvision") is not None and has_gpu()
 
 
 def _step_file(arguments: argparse.Namespace) -> Path:
-    """Seconds of the step of each task; None: ResNet-50."""
+    """The file of the seconds of each task's step; None: ResNet-50."""
     return Path(arguments.work, "step.json")
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All tasks and loads of a row, one after the other: "TASK LOAD batch_ms", epoch_s, wait_s, waits, cpu_us."""
+    """Measure all tasks and loads of a row: "TASK LOAD batch_ms", epoch_s, wait_s, waits, cpu_us."""
     if not arguments.smoke:
         prime(1 << 30)
     figures: dict[str, Any] = {}
@@ -349,37 +352,37 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
             _check_labels(labels, job, chosen.options["exact"])
             wait_s, started = 0.0, time.perf_counter()
             for _ in range(count):
-                asked = time.perf_counter()
+                requested = time.perf_counter()
                 batch = next(batches)
-                wait_s += time.perf_counter() - asked
+                wait_s += time.perf_counter() - requested
                 step(*batch)
             epoch_s = time.perf_counter() - started
             each = {"batch_ms": 1e3 * job.batch / loading["images_s"], "cpu_us": loading["cpu_us"]}
             each |= {"epoch_s": epoch_s, "wait_s": wait_s, "waits": wait_s / epoch_s}
             figures |= {f"{task} {load} {name}": value for name, value in each.items()}
-            del batches  # its processes and threads end before the next one's begin
+            del batches  # ends its processes and threads before the next ones begin
     return figures
 
 
 def load_epoch(batches: Iterator[Any], count: int) -> tuple[dict[str, float], list[int]]:
-    """Images/s and CPU time of so many batches that are looked at and dropped, and their labels."""
+    """(figures, labels) of an epoch of `count` images whose batches are read and dropped: images/s, CPU time."""
     clock, labels = Clock(), list[int]()
     for made, numbers in itertools.islice(batches, count):
-        made[:, 0, 0, 0]  # looked at, not copied
+        made[:, 0, 0, 0]  # read, not copied
         labels += numbers.tolist()
     return clock.figures(len(labels)), labels
 
 
 def _check_labels(labels: list[int], job: Job, exact: bool) -> None:
-    """Raise ValueError for an epoch of other samples than the tree's."""
-    found, expected = Counter(labels), Counter(label for _, label in job.items)
-    if found != expected if exact else (len(labels) != len(job.items) or not found.keys() <= expected.keys()):
-        raise ValueError(f"an epoch has the labels {dict(found)}, the tree {dict(expected)}")
+    """Raise ValueError if the labels of an epoch differ from the tree's."""
+    counts, expected = Counter(labels), Counter(label for _, label in job.items)
+    if counts != expected if exact else (len(labels) != len(job.items) or not counts.keys() <= expected.keys()):
+        raise ValueError(f"an epoch has the labels {dict(counts)}, the tree {dict(expected)}")
 
 
-# --- before the clock -------------------------------------------------------------------------------------------------
+# --- checks -----------------------------------------------------------------------------------------------------------
 def check(arguments: argparse.Namespace) -> Iterator[Check]:
-    """Make the sets, compare what the rows deliver, and find how long the step is."""
+    """Make the sets, compare the rows' images, and determine the length of the step."""
     for task in arguments.task:
         make_sets(arguments, task)
     if arguments.smoke and not arguments.only:
@@ -387,20 +390,20 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
     ran = compared(EXPERIMENT, arguments, RESNET)
     for name, run in ran.items():
         largest, mean = next(bound for begin, bound in BOUNDS.items() if name.startswith(begin))
-        what = f"{name}: each sample once, under its label; resize and middle against Pillow"
+        promise = f"{name}: each sample once, under its label; resize and middle against Pillow"
         text = str(run.get("error") or f"at most {run['largest']:.2g} of 255, {run['mean']:.2g} on average")
-        # Values have passed through float32, normalised and back.
+        # Values were normalised in float32, and converted back.
         good = (
             "error" not in run and run["complete"] and run["largest"] <= largest + 1e-3 and run["mean"] <= mean + 1e-3
         )
-        yield Check(what, f"{text} (bounds {largest:g} and {mean:g})", good)
+        yield Check(promise, f"{text} (bounds {largest:g} and {mean:g})", good)
     if {DALI_LOADER, LOADER} <= ran.keys():
         for task, load in itertools.product(arguments.task, LOADS):
             yield _same_draws(arguments, task, load)
     steps: dict[str, float | None] = {}
     for task in arguments.task:
         seconds = None if has_resnet() else arguments.step / 1e3 if arguments.step else None
-        if seconds is None and not has_resnet():  # the share of the baseline's epoch that steps had there
+        if seconds is None and not has_resnet():  # the steps' share of the baseline's epoch, as in the document
             seconds = FAST / SLOW * ran[FILES][f"{task} batch_s"]
         steps[task] = seconds
         text = "ResNet-50 on this GPU" if seconds is None else f"a sleep of {1e3 * seconds:.1f} ms"
@@ -409,8 +412,8 @@ def check(arguments: argparse.Namespace) -> Iterator[Check]:
 
 
 def compare(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of a row without anything random: whether each sample was there once, and how far it is from Pillow's. The
-    baseline says what a batch takes; two rows leave what they make of the same random numbers."""
+    """Run a row without random operations: each sample must occur once; differences to Pillow. The baseline also
+    measures the time of a batch; two rows also save their results for the same random numbers."""
     import pillow_transforms as T
 
     runs, figures = [], {}
@@ -456,7 +459,7 @@ def _change(less: float) -> str:
 
 
 def _less(results: Results, rows: Sequence[str], task: str, load: str) -> dict[str, float]:
-    """By what share an epoch with steps is shorter than PyTorch's from files, of those that ran."""
+    """By row that ran: the share by which an epoch with steps is shorter than PyTorch's from files."""
     times = {row: ratio(results, row, FILES, f"{task} {load} epoch_s") for row in rows}
     return {row: 1 - value for row, value in times.items() if value is not None}
 
@@ -466,12 +469,12 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     extensive = _less(results, (DALI_FILES, LOADER, DALI_LOADER), task, EXTENSIVE)
     text = "; ".join(f"{row}: {_change(less)}" for row, less in extensive.items())
     if DALI_FILES in extensive:
-        what = f"DALI shortens an epoch with extensive augmentation by {gain:.0%}, to the time of the steps"
-        yield Check(what, f"{text}; on the CPU", extensive[DALI_FILES] >= gain - 0.05)
+        promise = f"DALI shortens an epoch with extensive augmentation by {gain:.0%}, to the time of the steps"
+        yield Check(promise, f"{text}; on the CPU", extensive[DALI_FILES] >= gain - 0.05)
     if few := _less(results, (HDF5, PIXELS), task, FEW):
         text = "; ".join(f"{row}: {_change(less)}" for row, less in few.items())
-        what = f"a dedicated reader alone shortens an epoch by about {1 - FAST / READER_SLOW:.0%}"
-        yield Check(what, f"{text}; few, warm page cache", max(few.values()) >= 0.23)
+        promise = f"a dedicated reader alone shortens an epoch by about {1 - FAST / READER_SLOW:.0%}"
+        yield Check(promise, f"{text}; few, warm page cache", max(few.values()) >= 0.23)
     times = [ratio(results, FILES, DALI_FILES, f"{task} {load} batch_ms") for load in LOADS]
     if times[0] is not None and times[1] is not None:
         text = f"loading {times[0]:.2f} times few, {times[1]:.2f} extensive, on the CPU"

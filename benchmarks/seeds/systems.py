@@ -1,5 +1,5 @@
-"""What several of the experiments share: trees of JPEGs, of real images where a folder of them is given, else made;
-loaders without end (PyTorch's, ours, and DALI's by our draws or its own); how far their images are from Pillow's."""
+"""Shared code of the experiments: trees of JPEGs (from a folder of images, or synthetic), endless loaders (PyTorch,
+packer, DALI with packer's random numbers or its own), and comparisons of their images with Pillow's."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ import numpy as np
 from harness import NotHere
 from machine import has_gpu, list_tree
 
-_DIFFERENT = 200  # made images are repeated after so many; files of their own
+_DIFFERENT = 200  # synthetic images repeat after this number, as separate files
 LOADER = "torch readers.loader readers.augment"  # what to import for `image_loader`
 DALI = "torch nvidia.dali.plugin.pytorch readers.dali"
-_MANY_EPOCHS = 1000  # for samplers that continue by themselves, so that a small set has no pauses between epochs
+_MANY_EPOCHS = 1000  # for samplers that start the next epoch themselves, so that small sets have no pauses
 _PREFETCH = 2
 Batches = Iterator[Any]
 
 
 def need_gpu(device: str = "cuda") -> None:
-    """Raises NotHere where the device is a GPU and PyTorch has none; quickly where there is no driver."""
+    """Raise NotHere if `device` is a GPU and PyTorch finds none; does not import torch without a driver."""
     if device != "cpu" and not has_gpu():
         raise NotHere("needs a CUDA GPU")
 
 
 def installed(modules: Iterable[str]) -> bool:
-    """Whether a row's imports can be imported; the row itself says why not."""
+    """Whether a row's modules can be imported; the row itself reports the reason."""
     try:
         for module in modules:
             importlib.import_module(module)
@@ -49,7 +49,7 @@ def endless(loader: Iterable[Any]) -> Batches:
 
 
 def data_loader(dataset: Any, batch: int, workers: int, *, seed: int = 1, order: Any = None, **options: Any) -> Batches:
-    """torch's DataLoader. order: a `readers.order`; None: its own shuffle."""
+    """Endless batches of torch's DataLoader. order: of `readers.order`; None: the DataLoader's shuffle."""
     import torch
     from torch.utils.data import DataLoader, RandomSampler
 
@@ -87,7 +87,8 @@ def dali_loader(reader: Any, batch: int, ops: Any, threads: int, device: str = "
 def dali(
     batch: int, threads: int, device: str, graph: Callable[[Any, str], tuple[Any, Any]], *, digits: bool = False
 ) -> Batches:
-    """DALI's own graph. graph: (fn, device of decoders) -> images, labels. digits: labels are padded decimal digits."""
+    """Endless batches of a DALI pipeline. graph: (fn, device of decoders) -> images, labels. digits: labels are padded
+    decimal digits."""
     need_gpu(device)
     from nvidia.dali import Pipeline, fn
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
@@ -103,7 +104,7 @@ def dali(
 
 
 def _number(digits: Any) -> Any:
-    """[n, k] character codes, with zeros behind the last digit, as [n] numbers."""
+    """Convert [n, k] character codes, zeros after the last digit, to [n] numbers."""
     value = digits[:, 0] * 0
     for column in digits.T:
         value = value.where(column == 0, 10 * value + column - ord("0"))
@@ -111,7 +112,7 @@ def _number(digits: Any) -> Any:
 
 
 def normalized(fn: Any, images: Any, mean: Iterable[float], std: Iterable[float], **options: Any) -> Any:
-    """float32 [n, 3, height, width] in DALI; mean and std are of values from 0 to 1."""
+    """Normalise to float32 [n, 3, height, width] in DALI; mean and std of values from 0 to 1."""
     from nvidia.dali import types
 
     scaled = {"mean": [255 * value for value in mean], "std": [255 * value for value in std]}
@@ -119,14 +120,14 @@ def normalized(fn: Any, images: Any, mean: Iterable[float], std: Iterable[float]
 
 
 def check_batch(images: Any, batch: int, side: int) -> None:
-    """Raises ValueError for a batch that is not float32 [batch, 3, side, side]."""
+    """Raise ValueError for a batch that is not float32 [batch, 3, side, side]."""
     dtype, shape = str(images.dtype).removeprefix("torch."), (batch, 3, side, side)
     if tuple(images.shape) != shape or dtype != "float32":
         raise ValueError(f"a batch of {dtype} {tuple(images.shape)}, expected float32 {shape}")
 
 
 def resnet_step(name: str, classes: int) -> Callable[[Any, Any], None]:
-    """Forward, backward and SGD of a model of torchvision on the GPU; it returns when the step has ended."""
+    """A training step of a torchvision model on the GPU: forward, backward, SGD; returns when the step has ended."""
     import torch
     from torchvision import models
 
@@ -151,7 +152,7 @@ def sleep_step(seconds: float) -> Callable[[Any, Any], None]:
 
 # --- against Pillow ---------------------------------------------------------------------------------------------------
 def class_each(tree: Path, into: Path, count: int) -> list[tuple[str, int]]:
-    """A tree of `count` of the images of another, each in a class of its own, so that a label says which it is."""
+    """Make a tree of `count` images of another tree, each in its own class, so that labels identify images."""
     items = list_tree(tree)
     for number in range(count):
         target = into / f"class{number:05d}" / "0.jpg"
@@ -161,11 +162,11 @@ def class_each(tree: Path, into: Path, count: int) -> list[tuple[str, int]]:
 
 
 def compare(batches: Iterable[Any], references: Any, mean: Any, std: Any) -> dict[str, Any]:
-    """An epoch of a loader against Pillow's images, uint8 [count, height, width, 3], by label; or mirrored.
+    """Compare an epoch of a loader, by label, with Pillow's images, uint8 [count, height, width, 3], or their mirrors.
 
-    images: of the epoch. right: of them, those that are there once. mean, worst, largest: difference to Pillow's, of
-    255, over all, of an image, of a value. flipped: share of the images. order, flips: digests of the labels, and of
-    which are mirrored.
+    images: number in the epoch. right: images that occur once. mean, worst, largest: difference to Pillow's on the
+    scale 0 to 255: mean of all, mean of the worst image, of a value. flipped: share of mirrored images. order, flips:
+    digests of the labels, and of the mirrored images.
     """
     labels: list[int] = []
     flips, means, largest = [], [], 0.0
@@ -205,11 +206,11 @@ def make_images(
     source: Path | None = None,
     quality: int = 90,
 ) -> None:
-    """`count` JPEGs in class folders, "class0" and so on; a folder that is there already is taken as it is.
+    """Write `count` JPEGs in class folders "class0" and so on; an existing folder stays unchanged.
 
-    size: width and height; None: real images keep theirs, byte for byte, and made ones are 500 x 375.
-    source: a folder of JPEGs at any depth, the first again after the last. Real images are scaled so that they just
-        cover the size, and cropped in the middle.
+    size: width and height; None: copies of the source's files, or synthetic images of 500 x 375.
+    source: a folder of JPEGs at any depth, which are repeated if needed. With a size, they are scaled to cover it, and
+        cropped in the middle. None: synthetic images.
 
     Raises ValueError for a source without JPEGs.
     """
@@ -242,7 +243,7 @@ def _covering(path: Path, size: tuple[int, int]) -> Any:
 
 
 def _made(number: int, size: tuple[int, int]) -> Any:
-    """Noise at several scales, which takes about as many bytes as a photograph of the size does."""
+    """Noise at several scales, which takes about as many bytes as a photograph of the same size."""
     from PIL import Image
 
     draw = np.random.default_rng(number)

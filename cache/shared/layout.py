@@ -150,7 +150,7 @@ class Layout:
         arena = _whole_pages(places[-1] + narrow)
         places += [arena, arena + self.capacity_bytes // ALIGNMENT * ALIGNMENT]
         places += [arena + max(mmap.PAGESIZE, _whole_pages(self.capacity_bytes))]
-        for name, place in zip([one.name for one in fields(self)][2:], places, strict=True):
+        for name, place in zip([column.name for column in fields(self)][2:], places, strict=True):
             object.__setattr__(self, name, place)
         if self.total_bytes > _MAX_BYTES:
             raise ValueError(f"a segment has at most {_MAX_BYTES} bytes, not {self.total_bytes}")

@@ -180,8 +180,8 @@ def load_copy(path: Path) -> Copy | None:
         return None
     try:
         files = tuple(StagedFile(*_checked_entry(entry)) for entry in record["files"])
-        wanted = {name for name in record["wanted"] if isinstance(name, str)}
-        return Copy(path, str(record["source"]), str(record["fingerprint"]), files, wanted)
+        requested = {name for name in record["wanted"] if isinstance(name, str)}
+        return Copy(path, str(record["source"]), str(record["fingerprint"]), files, requested)
     except (KeyError, TypeError, ValueError):
         return None
 

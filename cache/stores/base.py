@@ -89,7 +89,7 @@ class Store(ABC):
 
     def read(self, extents: Extents) -> list[Buffer]:
         """The bytes of many extents, in their order. Views stay valid and never change."""
-        return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
+        return [self.read_one(*extent) for extent in zip(*(column.tolist() for column in extents), strict=True)]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:  # noqa: B027
         """Announce extents that will be read soon; returns at once.
@@ -236,8 +236,8 @@ class Joined(Store):
 
 def put(data: list[Buffer], which: Int64s, some: Sequence[Buffer]) -> None:
     """Put payloads at their positions in `data`."""
-    for i, one in zip(which.tolist(), some, strict=True):
-        data[i] = one
+    for i, payload in zip(which.tolist(), some, strict=True):
+        data[i] = payload
 
 
 def layers(store: Store, row: int = 0, shard: int = 0) -> Iterator[tuple[Store, int, int]]:
@@ -263,9 +263,9 @@ def layer(store: Store, kind: type[_S]) -> _S | None:
 
 def location(store: Store, row: int, shard: int) -> str:
     """The path or address of a shard, for messages and for other packages, from the first layer that knows it."""
-    for one, _, number in layers(store, row, shard):
-        if hasattr(one, "location"):
-            return str(one.location(number))
+    for layer, _, number in layers(store, row, shard):
+        if hasattr(layer, "location"):
+            return str(layer.location(number))
     return f"shard {shard}"
 
 

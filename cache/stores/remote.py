@@ -69,8 +69,8 @@ class RemoteFiles(Store):
     # --- reading ------------------------------------------------------------------------------------------------
     def read_one(self, row: int, shard: int, offset: int, length: int) -> Buffer:
         if not 0 <= offset <= offset + length <= self.shards.bytes[shard] or length < 0:
-            one = Extents(*(np.array([value]) for value in (row, shard, offset, length)))
-            check_inside(self._sizes, one, self.location)
+            extent = Extents(*(np.array([value]) for value in (row, shard, offset, length)))
+            check_inside(self._sizes, extent, self.location)
         announced = self._announced
         data: Any = announced.take([(shard, offset, length)])[0] if announced else None
         if data is None:
@@ -166,7 +166,7 @@ class RemoteFiles(Store):
             return []
         self._ask_first()
         with _indexed():
-            answers = self._remote.read_many([self._span(*one) for one in ranges])
+            answers = self._remote.read_many([self._span(*entry) for entry in ranges])
         for (shard, _, _), (_, facts) in zip(ranges, answers, strict=True):
             self._pin(shard, facts)
         return [data for data, _ in answers]

@@ -109,7 +109,7 @@ THINGS: dict[str, list[Part]] = {
 def draw_thing(
     kind: str, draws: np.random.Generator, foot: tuple[float, float], size: float, *images: Image.Image
 ) -> None:
-    """Draw a thing in colours of its own into the first image, and in white into the second."""
+    """Draw an object in its colours into the first image, and in white into the second."""
     colours = [
         colour(draws.random(), 0.75, 0.9),
         colour(draws.random(), 0.5, 0.95),
@@ -180,7 +180,7 @@ VIEWS = [  # name, fragment of the address, width, dark, when it is complete
 
 
 def predictions(place: Path, table: Path) -> Path:
-    """A table of what a model may say of the scenes: one in nine is wrong."""
+    """A table of a model's predictions for the scenes: one in nine is wrong."""
     draws, rows = np.random.default_rng(1), ["key,predicted,score"]
     with readers.open(place) as reader:
         for key, label in zip(reader.keys, reader.labels, strict=True):

@@ -2,7 +2,7 @@
 
     python docs/site/chart.py [FIGURES.json]
 
-FIGURES.json: what `pipeline.py --out` saved; the tables are written from the last run of each kind of batch. The
+FIGURES.json: the file of `pipeline.py --out`; the tables are written from the last run of each kind of batch. The
 chart is drawn from the first table of the page.
 """
 
@@ -29,10 +29,10 @@ STYLE = "text{font:14px system-ui,sans-serif;fill:#7a7f85}.ours{font-weight:600;
 
 
 def rows_of(page: str) -> list[tuple[str, float, bool]]:
-    """Of the first table: what, images/s, whether it is ours."""
+    """(name, images/s, whether it is packer's) of each row of the first table."""
     table = page.partition(BEGIN)[2].partition("\n| uint8")[2].partition("\n\n")[0]
-    found = re.findall(r"^\| (\*\*)?(.+?)(?:\*\*)? \| ([\d,]+) \(", table, re.MULTILINE)
-    return [(name.replace("`", ""), float(rate.replace(",", "")), bool(bold)) for bold, name, rate in found]
+    rows = re.findall(r"^\| (\*\*)?(.+?)(?:\*\*)? \| ([\d,]+) \(", table, re.MULTILINE)
+    return [(name.replace("`", ""), float(rate.replace(",", "")), bool(bold)) for bold, name, rate in rows]
 
 
 def drawn(page: str) -> str:
@@ -55,14 +55,14 @@ def drawn(page: str) -> str:
 
 
 def tables(runs: list[dict[str, Any]]) -> str:
-    """A table for each kind of batch, and how it was measured. runs: what `report.save` wrote."""
+    """A table for each kind of batch. runs: from `report.save`."""
     last = {kind: run for run in runs for kind in KINDS if any(name.endswith(f"[{kind}]") for name in run["results"])}
     return "\n".join(_table(last[kind], kind) for kind in KINDS if kind in last)
 
 
 def _table(run: dict[str, Any], kind: str) -> str:
-    """Ratios are taken within a round, to the peer that did best in it, and are then a median. FFCV reads JPEGs that it
-    has encoded again, so it is no rival."""
+    """A table of rates. A ratio is the median over rounds of the ratio to the best peer of the round. FFCV reads JPEGs
+    that it re-encoded, so it is not a rival."""
     ran = {name: rounds for name, rounds in run["results"].items() if all("images_s" in figures for figures in rounds)}
     rows = {name.removesuffix(f" [{kind}]"): rounds for name, rounds in ran.items() if name.endswith(f"[{kind}]")}
     peers = [rounds for name, rounds in rows.items() if not name.startswith(("ours:", "FFCV"))]

@@ -32,19 +32,19 @@ class _Sections(click.HelpFormatter):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: dict[str, list[str]] = {}
+        self.sections: dict[str, list[str]] = {}
 
     @contextmanager
     def section(self, name: str) -> Iterator[None]:
-        self.found[name] = []
+        self.sections[name] = []
         yield
 
     def write_dl(self, rows: Any, col_max: int = 30, col_spacing: int = 2) -> None:
-        self.found[[*self.found][-1]] += [name.strip() for name, _ in rows]
+        self.sections[[*self.sections][-1]] += [name.strip() for name, _ in rows]
 
 
 def escaped(text: str) -> str:
-    """Text without meaning in reStructuredText; what is between backticks becomes code."""
+    """Escape the markup of reStructuredText; text between backticks becomes code."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(
         f"``{part[1:-1]}``" if part.startswith("`") and len(part) > 2 else re.sub(r"([\\*|_`])", r"\\\1", part)
@@ -53,7 +53,7 @@ def escaped(text: str) -> str:
 
 
 def _paragraphs(help: str) -> Iterator[str]:
-    """The paragraphs of a help text; what follows \\b is printed as it is."""
+    """The paragraphs of a help text; text after \\b is printed unchanged."""
     for part in re.split(r"\n\s*\n", help.strip()):
         lines = part.splitlines()
         if lines[0].strip() == "\b":
@@ -83,11 +83,11 @@ def _command(name: str, command: click.Command, parent: click.Context, mark: str
 
 
 def write(folder: Path) -> None:
-    """Write the pages. An unchanged page is left alone, so that it is not built again."""
+    """Write the pages. An unchanged page is not written, so that it is not built again."""
     context, sections = click.Context(cli, info_name="packer"), _Sections()
     cli.format_commands(context, sections)
     pages = {}
-    for task, names in sections.found.items():
+    for task, names in sections.sections.items():
         lines = [task, "=" * len(task)]
         for name in names:
             command = cli.get_command(context, name)

@@ -22,7 +22,7 @@ _IMPORT = re.compile(r"^\s*(?:from|import) ((?:packer|readers|cache)(?:\.\w+)?)\
 
 
 def modules(root: Path) -> list[str]:
-    """The modules that code in README.md and docs imports, those of `__all__` only."""
+    """The modules that code in README.md and docs imports, if they have `__all__`."""
     pages = [root / "README.md", *sorted(root.glob("docs/*.md"))]
     named = {name for page in pages for name in _IMPORT.findall(page.read_text(encoding="utf-8"))}
     return sorted(name for name in named | {*OURS} if _names(name))
@@ -62,7 +62,7 @@ def _tree(found: list[str]) -> str:
 
 
 def _member(module: str, name: str, placed: dict[Any, str]) -> str:
-    """The directive of a name; of values and types, what they are; of what another module has, where it is."""
+    """The directive of a name: for values and types their text, for names of other modules a reference."""
     value = getattr(importlib.import_module(module), name)
     if inspect.isclass(value) or inspect.isroutine(value):
         if value in placed:
@@ -82,7 +82,7 @@ def _shown(value: Any) -> str:
 
 
 def _docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """A plain docstring as reStructuredText."""
+    """Convert a plain docstring to reStructuredText."""
     try:
         names = {*inspect.signature(obj).parameters}
     except (TypeError, ValueError):

@@ -1,7 +1,7 @@
 """Links that work in a repository and on the site: pages outside of docs get a copy, folders lose their link.
 
-A file that is linked to and is not a page is copied by MyST, to be opened or downloaded. Seeds' records are not on the
-site: links to them become text. After the build every link of every page is followed; a dead one is a warning.
+MyST copies linked files that are not pages, to be opened or downloaded. The records of docs/seeds are not on the site:
+links to them become text. After the build every link of every page is checked; a dead link is a warning.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CODE_OR_LINK = re.compile(
 
 
 def rewritten(text: str, at: Path, root: Path, to: Path) -> str:
-    """A page's text for a page in the folder `to`, whose links were made for the folder `at`."""
+    """A page's text with links rewritten from the folder `at` to the folder `to`."""
 
     def link(found: re.Match[str]) -> str:
         if found["target"] is None:
@@ -80,7 +80,7 @@ def _read(app: Sphinx, name: str, content: list[str]) -> None:
 
 
 def _follow(app: Sphinx, failure: Exception | None) -> None:
-    """Warn of links and pictures that lead to no file of the site, or to no place in its page."""
+    """Warn of links and pictures without a target on the site."""
     if failure or app.builder.name != "html":
         return
     texts = {path: path.read_text(encoding="utf-8") for path in Path(app.outdir).rglob("*.html")}

@@ -1,9 +1,9 @@
 """MONAI's transforms and network over a packed set, continued exactly.
 
-    python train_monai.py SET --steps 6 --checkpoint run.pt      # the same line continues, in mid-epoch
+    python train_monai.py SET --steps 6 --checkpoint run.pt      # the same command continues, in mid-epoch
 
-MONAI's dictionary transforms take the items of `ImageDataset`, too. In a continued run its random transforms have other
-draws, as torch seeds them anew; ops of `readers.augment` have the same.
+MONAI's dictionary transforms accept the items of `ImageDataset`, too. In a continued run MONAI's random transforms draw
+other random numbers, because torch seeds them again; ops of `readers.augment` draw the same.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ BATCH = 4
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("set"), parser.add_argument("--steps", type=int), parser.add_argument("--checkpoint", type=Path)
-    given = parser.parse_args()
-    reader = readers.open(given.set)
+    args = parser.parse_args()
+    reader = readers.open(args.set)
     fields = {"image": "image", "label": "label", "index": "index"}
     dataset = ImageDataset(reader, [RandomResizedCrop(32), RandomHorizontalFlip()], fields=fields)
     sampler = EpochSampler(Shuffled(len(reader), seed=1), dataset)
@@ -36,10 +36,10 @@ def main() -> None:
     torch.manual_seed(1)
     model = DenseNet(2, 3, len(reader.classes), init_features=8, growth_rate=4, block_config=(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    if given.checkpoint.exists():
-        state = torch.load(given.checkpoint)
+    if args.checkpoint.exists():
+        state = torch.load(args.checkpoint)
         model.load_state_dict(state["model"]), sampler.load_state_dict(state["data"])
-    done, steps = 0, given.steps
+    done, steps = 0, args.steps
     while steps:
         done = 0
         for batch in loader:
@@ -49,8 +49,8 @@ def main() -> None:
             done, steps = done + len(batch["index"]), steps - 1
             if not steps:
                 break
-    state = {"model": model.state_dict(), "data": sampler.state_after(done)}  # the loader has asked for more by now
-    torch.save(state, given.checkpoint)
+    state = {"model": model.state_dict(), "data": sampler.state_after(done)}  # the loader has read ahead
+    torch.save(state, args.checkpoint)
 
 
 if __name__ == "__main__":

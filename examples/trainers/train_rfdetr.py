@@ -1,10 +1,10 @@
-"""RF-DETR over a packed set with boxes: its Lightning module and trainer, with our loader in place of its data module.
+"""RF-DETR over a packed set with boxes: its Lightning module and trainer, with packer's loader as its data module.
 
     packer convert samples.jsonl --to hdf5 --field boxes:boxes=boxes --field box_labels:array=labels -o SET
-    python train_rfdetr.py SET --epochs 3 --output runs      # the same line continues, in mid-epoch
+    python train_rfdetr.py SET --epochs 3 --output runs      # the same command continues, in mid-epoch
 
-RF-DETR itself saves between epochs only; the callback here adds checkpoints every four steps. Its validation needs COCO
-files, and is left out.
+RF-DETR itself saves between epochs only; a callback of this script adds checkpoints every four steps. Its validation
+needs COCO files, and is left out.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class Detector(RFDETRModelModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("set"), parser.add_argument("--epochs", type=int), parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     fields = {"image": "image", "boxes": "boxes", "labels": "box_labels", "index": "index"}
     ops = [RandomResizedCrop(SIZE), RandomHorizontalFlip(), Normalize(IMAGENET_MEAN, IMAGENET_STD)]
-    loader = ImageLoader(readers.open(given.set), 4, augment=ops, fields=fields, seed=1)
+    loader = ImageLoader(readers.open(args.set), 4, augment=ops, fields=fields, seed=1)
     shape = RFDETRNanoConfig(pretrain_weights=None, resolution=SIZE, positional_encoding_size=SIZE // 16, num_classes=2)
-    options = {"dataset_dir": given.set, "output_dir": str(given.output), "epochs": given.epochs, "tensorboard": False}
+    options = {"dataset_dir": args.set, "output_dir": str(args.output), "epochs": args.epochs, "tensorboard": False}
     config = TrainConfig(**options, seed=1, accelerator="cpu")
-    trainer, folder = build_trainer(config, shape), given.output / "steps"
+    trainer, folder = build_trainer(config, shape), args.output / "steps"
     trainer.callbacks.append(ModelCheckpoint(folder, every_n_train_steps=4, save_last=True, save_top_k=0))
     last = folder / "last.ckpt"
     trainer.fit(Detector(shape, config), loader, ckpt_path=last if last.exists() else None)

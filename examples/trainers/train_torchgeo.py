@@ -1,9 +1,9 @@
 """torchgeo's classification of images of 13 bands over a packed set: the data sets of a `NonGeoDataModule`.
 
     packer convert eurosat --to hdf5                          # eurosat/SPLIT/CLASS/NAME.npy, uint16 [13, h, w]
-    python train_torchgeo.py SET --epochs 3 --output runs     # the same line continues, in mid-epoch
+    python train_torchgeo.py SET --epochs 3 --output runs     # the same command continues, in mid-epoch
 
-In a continued run torchgeo's random transforms of whole batches have other draws. Images of three bands: `ImageLoader`.
+A continued run of torchgeo's random batch transforms draws other random numbers. For three bands use `ImageLoader`.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class PackedModule(NonGeoDataModule):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("set"), parser.add_argument("--epochs", type=int), parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
+    args = parser.parse_args()
     seed_everything(1)
-    data = PackedModule(bands, batch_size=4, path=given.set)
+    data = PackedModule(bands, batch_size=4, path=args.set)
     data.setup("fit")
     task = ClassificationTask("resnet18", in_channels=13, num_classes=len(data.train_dataset.reader.classes))
-    saver = ModelCheckpoint(given.output, every_n_train_steps=4, save_last=True, save_top_k=0)
-    trainer = Trainer(accelerator="cpu", max_epochs=given.epochs, logger=False, callbacks=[saver])
+    saver = ModelCheckpoint(args.output, every_n_train_steps=4, save_last=True, save_top_k=0)
+    trainer = Trainer(accelerator="cpu", max_epochs=args.epochs, logger=False, callbacks=[saver])
     trainer.fit(task, data, ckpt_path="last")
 
 

@@ -1,8 +1,8 @@
 """torchtitan's data pipeline (Grain) over a packed set: a source of its `RandomAccessDataSource` kind.
 
-    python train_torchtitan.py SET --steps 6 --checkpoint run.pkl      # the same line continues, in mid-epoch
+    python train_torchtitan.py SET --steps 6 --checkpoint run.pkl      # the same command continues, in mid-epoch
 
-torchtitan orders and resumes by itself, on as many data-parallel ranks as before; release 0.3.0 has no such pipeline.
+torchtitan orders and resumes samples, on the same number of data-parallel ranks; release 0.3.0 lacks this pipeline.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class Batch(Collator):
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("set"), parser.add_argument("--steps", type=int), parser.add_argument("--checkpoint", type=Path)
-    given = parser.parse_args()
-    dataset = SingleDatasetConfig(source=PackedSource(given.set))
+    args = parser.parse_args()
+    dataset = SingleDatasetConfig(source=PackedSource(args.set))
     config = GrainDataLoader.Config(dataset=dataset, collator=Batch.Config())
     loader = config.build(dp_world_size=1, dp_rank=0, tokenizer=None, max_context_length=0, num_tokens_per_batch=0)
-    if given.checkpoint.exists():
-        loader.load_state_dict(pickle.loads(given.checkpoint.read_bytes()))
-    for _, (batch, _labels) in zip(range(given.steps), loader, strict=False):
+    if args.checkpoint.exists():
+        loader.load_state_dict(pickle.loads(args.checkpoint.read_bytes()))
+    for _, (batch, _labels) in zip(range(args.steps), loader, strict=False):
         print("trained on", batch["index"].tolist(), "pixels", int(batch["image"].sum()))  # a step of a model
-    given.checkpoint.write_bytes(pickle.dumps(loader.state_dict()))  # torchtitan's checkpointer does this
+    args.checkpoint.write_bytes(pickle.dumps(loader.state_dict()))  # torchtitan's checkpointer does this
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Ultralytics' classification over a packed set: `get_dataset` and `get_dataloader` of its trainer are replaced.
 
-    python train_ultralytics.py SET --epochs 3 --output runs            # the same line continues with the next epoch
+    python train_ultralytics.py SET --epochs 3 --output runs            # the same command continues with the next epoch
 
-Ultralytics saves between epochs only, so a run continues there, with the samples and crops of an uninterrupted one.
+Ultralytics saves between epochs only; a continued run has the samples and crops of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from readers.loader import Decode, ImageLoader
 
 
 class Loader(ImageLoader):
-    drop_last, num_workers, reset = True, 0, lambda self: None  # which Ultralytics asks for
+    drop_last, num_workers, reset = True, 0, lambda self: None  # attributes that Ultralytics reads
 
 
 class PackedTrainer(ClassificationTrainer):
@@ -40,15 +40,15 @@ class PackedTrainer(ClassificationTrainer):
         return super().preprocess_batch(batch)
 
     def final_eval(self) -> None:
-        """It would look for a folder of images."""
+        """Do nothing: Ultralytics' final evaluation needs a folder of images."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("set"), parser.add_argument("--epochs", type=int), parser.add_argument("--output", type=Path)
-    given = parser.parse_args()
-    last = given.output.resolve() / "run/weights/last.pt"
-    own = {"data": given.set, "epochs": given.epochs, "project": str(given.output.resolve()), "name": "run"}
+    args = parser.parse_args()
+    last = args.output.resolve() / "run/weights/last.pt"
+    own = {"data": args.set, "epochs": args.epochs, "project": str(args.output.resolve()), "name": "run"}
     own |= {"imgsz": 32, "batch": 4, "plots": False, "amp": False, "exist_ok": True, "device": "cpu"}
     trainer = PackedTrainer(overrides={"model": "yolo11n-cls.yaml", "resume": last.exists() and str(last), **own})
     trainer.add_callback("on_train_epoch_start", lambda trainer: trainer.train_loader.set_epoch(trainer.epoch))

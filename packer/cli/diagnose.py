@@ -164,7 +164,7 @@ def command(
         return
     if loader is None:
         raise click.MissingParameter(param_hint="'FILE.py:NAME|SET'", param_type="argument")
-    what = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
+    subject = loader if isinstance(loader, str) else f"{loader[0].name}:{loader[1]}"
     if (step is None) == (options["simulate_step"] is None):
         raise click.UsageError("give either --step FILE.py:NAME or --simulate-step TIME")
     recorded = None if trace is None else Trace("packer diagnose")
@@ -187,10 +187,10 @@ def command(
             raise failed(script, "failed while it was measured", error) from None
         raise
     if html is not None:
-        write_page(html, diagnosis_page(result, f"Diagnosis of {what}", command_line()))
+        write_page(html, diagnosis_page(result, f"Diagnosis of {subject}", command_line()))
     if trace is not None and recorded is not None:
         recorded.save(trace)
-    written = [f"{what} is in {path}" for what, path in (("the report", html), ("the trace", trace)) if path]
+    written = [f"{subject} is in {path}" for subject, path in (("the report", html), ("the trace", trace)) if path]
     flags.show_result(result, as_json, lambda: _lines(result, written))
 
 

@@ -78,6 +78,8 @@ def command(output: Path | None, interval: float, html: Path | None, as_json: bo
             flags.print_json({**usage.to_dict(), "command": list(run), "status": status, "verdict": read_usage(usage)})
         else:
             notes = [f"note: {note}" for note in sampler.notes]
-            kept = [f"{what} is in {path}" for what, path in (("the record", output), ("the report", html)) if path]
+            kept = [
+                f"{subject} is in {path}" for subject, path in (("the record", output), ("the report", html)) if path
+            ]
             flags.show("", *usage_lines(usage, width(sys.stderr, _COLUMNS)), *notes, *kept, err=True)
     return status

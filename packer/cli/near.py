@@ -342,7 +342,7 @@ def _details(caches: list[CacheReport]) -> list[str]:
 def _detail(report: CacheReport) -> Iterator[str]:
     """All figures of one cache."""
     reads = report.hits + report.misses + report.passed
-    kept = "stays when it is not in use" if report.persist else "removed with its last user"
+    kept = "persists when unused" if report.persist else "removed with its last user"
     hits = f"{report.hits:,} hits ({human_bytes(report.hit_bytes)}), {report.misses:,} misses"
     used = f"{human_bytes(report.used_bytes)} of {human_bytes(report.capacity_bytes)}"
     dropped = f", {report.dropped:,} dropped as damaged" if report.dropped else ""

@@ -40,9 +40,9 @@ def _range(text: str) -> range:
               "Default: from the first that is recorded to that of the checkpoint.")  # fmt: skip
 @report_option("Write a page with the pictures as they were trained.")
 @click.option("--state", metavar="NAME", help="Of several in the checkpoint: a part of its name.")
-@flags.split_option("Default: the split that the state is of.")
-@flags.count_option("--batch-size", "Samples of a rank in the steps after the checkpoint; of all, if it has no record.")
-@flags.count_option("--world-size", "Ranks in the steps after the checkpoint; in all, if it has no record.")
+@flags.split_option("Default: the split of the state.")
+@flags.count_option("--batch-size", "Samples per rank and step after the checkpoint; in all steps if it has no record.")
+@flags.count_option("--world-size", "Ranks in the steps after the checkpoint; in all steps if it has no record.")
 @click.option("--sampler", is_flag=True, help="With no record: a DataLoader made the batches, over EpochSampler.")
 @flags.json_option
 def command(
@@ -67,25 +67,27 @@ def command(
 
     Without --step, --steps or --who: what the state knows of its run.
     """
-    wanted = range(step, step + 1) if step is not None else steps
-    if html is not None and wanted is None:
+    chosen = range(step, step + 1) if step is not None else steps
+    if html is not None and chosen is None:
         raise click.UsageError("--html shows the pictures of a step: give --step or --steps")
     states = find_states(source, state)
-    with _open(path, split, {str(one.get("fingerprint")) for one in states.values()}) as reader:
+    with _open(path, split, {str(entry.get("fingerprint")) for entry in states.values()}) as reader:
         replayed = readers.replay(states, reader, **options)
-        made = [replayed.step(number, epoch=epoch, rank=rank) for number in wanted or ()]
-        found = None if who is None else replayed.who(who, epochs)
+        made = [replayed.step(number, epoch=epoch, rank=rank) for number in chosen or ()]
+        appearances = None if who is None else replayed.who(who, epochs)
         if html is not None:
             write_page(html, _page(replayed, made, epoch))
         if as_json:
-            document = {"states": list(states), **replayed.to_dict(), "steps": [one.to_dict() for one in made]}
-            flags.print_json(document if found is None else document | {"who": [vars(one) for one in found]})
+            document = {"states": list(states), **replayed.to_dict(), "steps": [entry.to_dict() for entry in made]}
+            flags.print_json(
+                document if appearances is None else document | {"who": [vars(entry) for entry in appearances]}
+            )
             return
-        for one in made:
-            flags.show(*_step_lines(one))
-        if found is not None:
-            flags.show(*_who_lines(str(who), found))
-        if wanted is None and found is None:
+        for entry in made:
+            flags.show(*_step_lines(entry))
+        if appearances is not None:
+            flags.show(*_who_lines(str(who), appearances))
+        if chosen is None and appearances is None:
             flags.show(*(f"state {name}" for name in states), *_run_lines(replayed))
         elif replayed.without_draws:
             flags.show(f"Without draws: {replayed.without_draws}", err=True)
@@ -140,12 +142,12 @@ def _title(step: ReplayedStep) -> str:
     return f"{number}step {step.number:,} of epoch {step.epoch}, {when}, {ranks}"
 
 
-def _who_lines(key: str, found: list[Appearance]) -> Iterator[str]:
-    yield f"{key}: in {plural(len(found), 'step')}"
-    for one in found:
-        number = "" if one.step is None else f"step {one.step:,}, "
-        when = ("trained" if one.is_certain else "perhaps trained") if one.is_past else "to come"
-        yield f"  {number}step {one.number:,} of epoch {one.epoch}, rank {one.rank} [{one.place}]: {when}"
+def _who_lines(key: str, appearances: list[Appearance]) -> Iterator[str]:
+    yield f"{key}: in {plural(len(appearances), 'step')}"
+    for at in appearances:
+        number = "" if at.step is None else f"step {at.step:,}, "
+        when = ("trained" if at.is_certain else "perhaps trained") if at.is_past else "to come"
+        yield f"  {number}step {at.number:,} of epoch {at.epoch}, rank {at.rank} [{at.place}]: {when}"
 
 
 def _page(replayed: Replay, steps: list[ReplayedStep], epoch: int | None) -> Page:

@@ -99,7 +99,7 @@ class Screen:
         self.draw("", f"{printable(text)}\n")
 
     def draw(self, text: str, above: str = "") -> None:
-        """Replace what was drawn before by `text`; "" for nothing. above: whole lines to write before it."""
+        """Replace the last drawing by `text`; "" only removes it. above: whole lines to write before it."""
         with self._lock:
             before = "\r\x1b[K" if self._is_drawn else ""
             self.stream.write(f"{before}{above}{text}")

@@ -49,14 +49,14 @@ def _summary(result: SaveResult) -> Iterator[str]:
     yield f"  {plural(result.shards, 'shard')}, {human_bytes(result.shard_bytes)}{written}{links}"
     if result.with_field:
         yield f"  {plural(result.with_field, 'sample')} with the new field"
-    for count, noun, what in (
+    for count, noun, place in (
         (result.skipped, "sample", "in the set already"),
         (result.left_out, "file", "of the source left out"),
         (result.unmatched, "file", "of no sample"),
         (result.symbolic, "symbolic link", "to sets that must stay where they are"),
     ):
         if count:
-            yield flags.Emphasis(f"  {plural(count, noun)} {what}")
+            yield flags.Emphasis(f"  {plural(count, noun)} {place}")
 
 
 def _run(options: dict[str, Any], **more: Any) -> Run:
@@ -239,9 +239,9 @@ def relabel_command(
 def _groups(result: DedupResult) -> Iterator[str]:
     count = f"{plural(len(result.groups), 'group')} of duplicates in {plural(result.samples, 'sample')}"
     across = ((result.across_splits, "splits"), (result.across_classes, "classes"))
-    yield f"{result.path}: {count}" + "".join(f", {number:,} across {what}" for number, what in across if number)
+    yield f"{result.path}: {count}" + "".join(f", {number:,} across {unit}" for number, unit in across if number)
     for group in result.groups[:_GROUPS_SHOWN]:
-        yield "  " + ", ".join(f"{'' if one.kept else 'not '}{one.split}/{one.key}" for one in group)
+        yield "  " + ", ".join(f"{'' if sample.kept else 'not '}{sample.split}/{sample.key}" for sample in group)
     if len(result.groups) > _GROUPS_SHOWN:
         yield f"  … and {plural(len(result.groups) - _GROUPS_SHOWN, 'more group')}; --json lists them"
     if result.unread:

@@ -75,9 +75,9 @@ def listed_facts(listing: SourceListing) -> dict[str, TableFacts]:
     def columns(names: frozenset[str]) -> dict[str, Mapping[str, Sequence[Any]]]:
         if not listing.json_listed:
             return {name: {} for name in listing.splits}
-        found = [json_columns(_payloads(part), names) for part in listing.splits.values()]
-        complete_columns(found, [len(part) for part in listing.splits.values()])
-        return dict(zip(listing.splits, found, strict=True))
+        values = [json_columns(_payloads(part), names) for part in listing.splits.values()]
+        complete_columns(values, [len(part) for part in listing.splits.values()])
+        return dict(zip(listing.splits, values, strict=True))
 
     def columns_of(name: str) -> Callable[[Collection[str]], Mapping[str, Sequence[Any]]]:
         return lambda names: columns(frozenset(names))[name]
@@ -92,9 +92,9 @@ def _payloads(part: SplitListing) -> Iterator[tuple[str, Buffer | None]]:
     return ((key, place[-1]) for some in part.slices() for key, place in zip(some.keys, some.places, strict=True))
 
 
-def _select(part: SplitListing, facts: TableFacts, wanted: Sequence[Where]) -> SplitListing:
+def _select(part: SplitListing, facts: TableFacts, conditions: Sequence[Where]) -> SplitListing:
     mask = np.ones(len(part), np.bool_)
-    for where in wanted:
+    for where in conditions:
         mask &= where.mask(facts)
     return part if mask.all() else part.take(np.flatnonzero(mask))
 
@@ -136,7 +136,7 @@ class SampleWhere:
             try:
                 header = read_header(payloads[0])
             except BadSampleError:
-                return True  # the packer reports what is wrong with it
+                return True  # packing reports the problem
         by_field = dict(zip(self._fields, payloads, strict=True))
 
         def columns(names: Collection[str]) -> Mapping[str, Sequence[Any]]:

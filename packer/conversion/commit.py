@@ -154,10 +154,10 @@ class _ReplacedSet:
         removed = set(self._identities())
         for path in read:
             try:
-                found = os.stat(path)
+                status = os.stat(path)
             except OSError:  # reading it will raise a clearer error
                 continue
-            if (found.st_dev, found.st_ino) in removed:
+            if (status.st_dev, status.st_ino) in removed:
                 raise OutputError(
                     f"{os.fspath(path)}: belongs to the set in {place.path}, which overwrite=True would remove before "
                     f"its source is safe; choose another output"
@@ -173,14 +173,14 @@ class _ReplacedSet:
             f"({splits or 'no splits'}), {plural(len(info.classes), 'class')}, by {plural(plan.samples, 'sample')}, "
             f"{plural(len(listing.classes), 'class')}"
         )
-        for what, old, new in (
+        for kind, old, new in (
             ("splits", info.splits, plan.specs),
             ("classes", info.classes, listing.classes),
             ("fields", info.fields, listing.fields),
         ):
             gone = [name for name in old if name not in set(new)]
             if gone:
-                yield f"warning: {what} that the new set does not have: {listed(gone, _MOST_NAMES)}"
+                yield f"warning: {kind} that the new set does not have: {listed(gone, _MOST_NAMES)}"
         if self.kept:
             yield f"these shards are kept, because packer did not write them: {listed(self.kept, _MOST_NAMES)}"
 
@@ -206,9 +206,9 @@ class _ReplacedSet:
         """Device and inode of every file to be removed."""
         place = self._place
         for name in (*self._shards, *self._info.documents, REPORT_FILE, DATASET_FILE):
-            found = place.lstat(name)
-            if found is not None:
-                yield found.st_dev, found.st_ino
+            status = place.lstat(name)
+            if status is not None:
+                yield status.st_dev, status.st_ino
         folders = [name for name in self._indexes if place.kind(name)]
         if self._quarantine and place.kind(QUARANTINE_FOLDER) == "folder":
             folders.append(QUARANTINE_FOLDER)
@@ -216,8 +216,8 @@ class _ReplacedSet:
             with place.folder(name) as folder:
                 for _, _, files, descriptor in os.fwalk(".", dir_fd=folder.descriptor):
                     for file in files:
-                        found = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
-                        yield found.st_dev, found.st_ino
+                        status = os.stat(file, dir_fd=descriptor, follow_symlinks=False)
+                        yield status.st_dev, status.st_ino
 
 
 def _write_report(

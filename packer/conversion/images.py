@@ -95,36 +95,36 @@ class FieldChecks:
                     raise BadSampleError(f"field {name}: {error}") from error
 
     def remarks(self, payloads: Sequence[Buffer | None], header: ImageHeader) -> tuple[str, ...]:
-        """Remarks on boxes that are packed as they are, but that training code may reject. header: of the image."""
+        """Remarks on boxes that are packed unchanged, but that training code may reject. header: of the image."""
         height, width = header.upright_size
-        found = set()
+        kinds = set()
         for number, _, kind in self._checked:
             payload = payloads[number]
             if kind == "boxes" and payload is not None:
                 boxes = decode_field(kind, payload)
                 if (boxes[:, :2] >= boxes[:, 2:]).any():
-                    found.add(WITHOUT_AREA)
+                    kinds.add(WITHOUT_AREA)
                 if (boxes < -_TOLERANCE).any() or (boxes > np.array([width, height] * 2) + _TOLERANCE).any():
-                    found.add(BEYOND)
-        return tuple(sorted(found))
+                    kinds.add(BEYOND)
+        return tuple(sorted(kinds))
 
     def check_pixels(self, header: ImageHeader, name: str) -> None:
         """Raise SourceError for raw pixels of another size than those before. name: of the file."""
-        found = f"{header.height} x {header.width} pixels"
-        expected = self.targets.setdefault("image", found)
-        if found != expected:
+        shape = f"{header.height} x {header.width} pixels"
+        expected = self.targets.setdefault("image", shape)
+        if shape != expected:
             raise SourceError(
-                f"{name}: has {found}, expected {expected} like the images before it; raw images of a set have one "
+                f"{name}: has {shape}, expected {expected} like the images before it; raw images of a set have one "
                 f"size: set it by ops, such as  --op Resize:256 --op CenterCrop:256  (in Python "
                 f"ops=[Resize(256), CenterCrop(256)])"
             )
 
     def _check_target(self, name: str, payload: Buffer) -> None:
         values = decode_field("target", payload)
-        found = f"{values.dtype} {list(values.shape)}"
-        expected = self.targets.setdefault(name, found)
-        if found != expected:
-            raise BadSampleError(f"is {found}, expected {expected}: all labels of a set have one dtype and shape")
+        form = f"{values.dtype} {list(values.shape)}"
+        expected = self.targets.setdefault(name, form)
+        if form != expected:
+            raise BadSampleError(f"is {form}, expected {expected}: all labels of a set have one dtype and shape")
 
     def resized(
         self, payloads: Sequence[Buffer | None], before: ImageHeader, after: ImageHeader
@@ -245,14 +245,14 @@ def adopted_image(image: Buffer) -> tuple[ImageHeader | None, tuple[str, ...]]:
 
 def remarks_of(shards: Iterable[Mapping[str, tuple[int, str]]]) -> tuple[str, ...]:
     """Warnings from the remarks on the images of each shard: kind -> (number, name of the first)."""
-    found: dict[str, tuple[int, str]] = {}
+    counts: dict[str, tuple[int, str]] = {}
     for remarks in shards:
         for kind, (count, first) in remarks.items():
-            total, earliest = found.get(kind, (0, first))
-            found[kind] = (total + count, earliest)
+            total, earliest = counts.get(kind, (0, first))
+            counts[kind] = (total + count, earliest)
     return tuple(
         _REMARKS[kind].format(images=plural(count, "image"), first=first)
-        for kind, (count, first) in sorted(found.items())
+        for kind, (count, first) in sorted(counts.items())
     )
 
 

@@ -123,12 +123,12 @@ class Journal:
         """Whether `out` was a set, which an interrupted conversion was replacing."""
         return bool(self.work.kind(_PLAN_FILE) and self.work.kind(f"{REPLACED_FOLDER}/{DATASET_FILE}"))
 
-    def _check_names(self, ours: set[str]) -> None:
+    def _check_names(self, own: set[str]) -> None:
         """Refuse to write among foreign files: `out` may contain only a packed set, or files moved by a commit."""
         if not self.out.is_dir() or (self.out / DATASET_FILE).exists():
             return
         with Folder(self.out) as place:
-            foreign = [name for name in place.names() if name != WORK_FOLDER and name not in ours]
+            foreign = [name for name in place.names() if name != WORK_FOLDER and name not in own]
         if foreign:
             raise OutputError(
                 f"{self.out}: is not empty and not a packed set, so nothing is written to it (there is "
@@ -171,8 +171,8 @@ class Journal:
 
         Raises OutputError if a conversion of another plan has packed a shard and `start_over` is false.
         """
-        found = self._plan_fingerprint()
-        if found is not None and found != plan.fingerprint:
+        fingerprint = self._plan_fingerprint()
+        if fingerprint is not None and fingerprint != plan.fingerprint:
             if not start_over and self._has_packed():
                 raise OutputError(
                     f"{self.out}: has an unfinished conversion of another source or with other options (the "
@@ -276,10 +276,10 @@ class Journal:
         if meta.plan != plan.fingerprint:  # written by a worker that outlived its conversion
             return None
         # The shard is in the working folder, or was moved into the set by an interrupted commit.
-        found = self.work.lstat(shard.name)
-        if found is None and not self.place.kind(DATASET_FILE):
-            found = self.place.lstat(shard.name)
-        if found is None or found.st_size != meta.shard.bytes:
+        status = self.work.lstat(shard.name)
+        if status is None and not self.place.kind(DATASET_FILE):
+            status = self.place.lstat(shard.name)
+        if status is None or status.st_size != meta.shard.bytes:
             return None
         return None if any(item.action != _ACTION[on_error] for item in meta.left_out if item.action) else meta
 

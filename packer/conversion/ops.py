@@ -47,24 +47,24 @@ _NUMBER = r"-?(?:\d+(?:\.\d+)?|\.\d+)"
 _SEVERAL, _ONE = re.compile(rf"{_NUMBER}(?:x{_NUMBER})+"), re.compile(_NUMBER)
 
 
-def check_ops(given: Sequence[Op]) -> None:
+def check_ops(ops: Sequence[Op]) -> None:
     """Raise ValueError for ops that cannot run at pack time, and MissingExtraError without torch."""
-    for op in given:
+    for op in ops:
         name = type(op).__name__
         if not isinstance(op, Op) or name not in DETERMINISTIC:
             why = "draws at random" if getattr(op, "draws", 0) else "does not turn one image into another"
             raise ValueError(f"{op!r:.80} {why}: at pack time there are {', '.join(DETERMINISTIC)}")
-    Recipe(given)
-    if given and find_spec("torch") is None:
+    Recipe(ops)
+    if ops and find_spec("torch") is None:
         raise MissingExtraError("torch", "torch", "changing images by ops")
 
 
-def check_fields(given: Sequence[Op], fields: Mapping[str, str]) -> None:
+def check_fields(ops: Sequence[Op], fields: Mapping[str, str]) -> None:
     """Raise SourceError for fields that cannot be transformed with an image."""
     others = [name for name, kind in fields.items() if kind == "image" and name != "image"]
-    if given and fields.get("image") not in ("image", PIXELS):
+    if ops and fields.get("image") not in ("image", PIXELS):
         raise SourceError("ops change images, and this source has no field called image")
-    if given and others:
+    if ops and others:
         raise SourceError(
             f"ops change only one image, and {others[0]} is another image of the sample; convert without ops"
         )
@@ -128,12 +128,12 @@ class OpWork:
     encoding: how results are encoded.
     """
 
-    def __init__(self, given: Sequence[Op], fields: Mapping[str, str], encoding: Reencode) -> None:
+    def __init__(self, ops: Sequence[Op], fields: Mapping[str, str], encoding: Reencode) -> None:
         from readers.torch.rendering import OpRenderer, Place
 
-        check_fields(given, fields)
+        check_fields(ops, fields)
         self._kinds, self._encoding = dict(fields), encoding
-        self._renderer, self._place = OpRenderer(Recipe(given), False), Place(0, 0, 0, 0)
+        self._renderer, self._place = OpRenderer(Recipe(ops), False), Place(0, 0, 0, 0)
         self._moves = FieldMoves(self._kinds, tuple(self._kinds), FieldOptions())
 
     def apply(
@@ -170,9 +170,9 @@ class OpWork:
 
 
 @contextmanager
-def one_thread(given: Sequence[Op]) -> Iterator[None]:
+def one_thread(ops: Sequence[Op]) -> Iterator[None]:
     """Restrict torch to one core if there are ops: the worker processes are the parallelism."""
-    if not given:
+    if not ops:
         yield
         return
     from readers.torch.rendering import one_core

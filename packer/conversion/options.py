@@ -53,9 +53,9 @@ def _one_of(name: str, value: Any, known: Sequence[str]) -> None:
         raise ValueError(f"{name} must be one of {', '.join(known)}, not {value!r}")
 
 
-def _at_least_one(what: str, value: int | None, unit: str) -> None:
+def _at_least_one(subject: str, value: int | None, unit: str) -> None:
     if value is not None and value < 1:
-        raise ValueError(f"{what} must have at least 1 {unit}, not {value}")
+        raise ValueError(f"{subject} must have at least 1 {unit}, not {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ class Images:
         _one_of("check", self.check, CHECKS)
         _one_of("decode", self.decode, DECODES)
         if self.decode == "none" and self.check == "decode":
-            raise ValueError("check='decode' decodes images as decode= says, and with decode='none' not at all")
+            raise ValueError("check='decode' decodes images, but decode='none' refuses that; leave one of them out")
         if self.decode != "RGB" and self.reencode is not None:
             raise ValueError("re-encoded images are for decode='RGB'; leave decode or the re-encoding out")
         if self.ops and self.decode != "RGB":
@@ -293,10 +293,10 @@ class ConvertOptions:
 
 def refuse_others(options: Run | Shards, *taken: str) -> None:
     """Raise ValueError for an option that a call does not take."""
-    for one in fields(options):
-        if one.name not in taken and getattr(options, one.name) != one.default:
+    for option in fields(options):
+        if option.name not in taken and getattr(options, option.name) != option.default:
             kind = type(options).__name__
-            raise ValueError(f"{kind}({one.name}=…) has no meaning here; there are {', '.join(taken)}")
+            raise ValueError(f"{kind}({option.name}=…) does not apply here; expected {', '.join(taken)}")
 
 
 # --- names of release 0.1, kept for one release ---------------------------------------------------------------------

@@ -179,11 +179,11 @@ class ShardPacker:
             elif self._plain:
                 header, remarks = check_image(image, self._images.decode)
             else:
-                given = image
+                original = image
                 image, header, name, remarks = prepare_image(image, names[0], key, self._images)
                 payloads, names = (image, *payloads[1:]), (name, *names[1:])
-                if self._in_pixels and image is not given:
-                    payloads = self._fields.resized(payloads, read_header(given), header)
+                if self._in_pixels and image is not original:
+                    payloads = self._fields.resized(payloads, read_header(original), header)
             for remark in (*remarks, *(self._fields.remarks(payloads, header) if self._in_pixels else ())):
                 count, first = self._remarks.get(remark, (0, origin))
                 self._remarks[remark] = (count + 1, first)

@@ -75,7 +75,7 @@ def make_plan(listing: SourceListing, options: ConvertOptions, container: Format
     if options.shards.shuffle is not None and not listing.shuffles:
         raise SourceError(
             "a source that unpacks from front to back cannot be read in shuffled order; convert it without shuffle, "
-            "and then convert the result with shuffle=SEED (or unpack it first, where gunzip, unzstd or unxz does that)"
+            "and then convert the result with shuffle=SEED (or unpack it first, with gunzip, unzstd or unxz)"
         )
     _check_words(listing)
     shards, specs = [], {}
@@ -150,12 +150,12 @@ def default_shard_bytes(total: int) -> int:
 
 def _fingerprint(listing: SourceListing, options: ConvertOptions) -> str:
     digest = hashlib.blake2b(digest_size=16)
-    what = options.to_json()
-    if what["decode"] == "RGB":
-        del what["decode"]  # as before this option existed
-    what.pop("checksums", None)  # does not change the bytes of the shards
-    del what["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
-    digest.update(json.dumps([_VERSION, what, dict(listing.fields), listing.classes]).encode())
+    settings = options.to_json()
+    if settings["decode"] == "RGB":
+        del settings["decode"]  # as before this option existed
+    settings.pop("checksums", None)  # does not change the bytes of the shards
+    del settings["on_error"]  # shards without a bad sample are the same under every policy; parts with one are checked
+    digest.update(json.dumps([_VERSION, settings, dict(listing.fields), listing.classes]).encode())
     for name, part in listing.splits.items():
         digest.update(json.dumps([name, part.root, len(part)]).encode())
         for columns in ((part.keys,), part.names.columns):

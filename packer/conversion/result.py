@@ -41,7 +41,7 @@ _EXPECTED = (
     "metadata of ",
 )  # images may be left out for these reasons without a warning
 _FOREIGN = "image, byte 0: found "
-_NOT_INSTALLED = "is not read by what is installed"
+_NOT_INSTALLED = "is not read by any installed package"
 _NOT_CHOSEN = "for which `where` is false"
 _UNREADABLE = "damaged, or not an image that is read"
 
@@ -59,7 +59,7 @@ def count_by_reason(listing: SourceListing, metas: Iterable[PartMeta]) -> dict[s
 
 
 def count_by_action(metas: Iterable[PartMeta]) -> dict[str, int]:
-    """Planned samples that are not packed, by what was done with them."""
+    """Planned samples that are not packed, by the reason."""
     counts: Counter[str] = Counter()
     for meta in metas:
         counts.update(item.action or "not packed" for item in meta.left_out)
@@ -83,16 +83,16 @@ def refuse_unlike(title: str, metas: Sequence[PartMeta]) -> None:
     """Raise SourceError if the targets of two shards differ in dtype or shape."""
     known: dict[str, tuple[str, str]] = {}
     for meta in metas:
-        for name, found in meta.targets.items():
-            expected, shard = known.setdefault(name, (found, meta.shard.path))
-            if found != expected:
+        for name, form in meta.targets.items():
+            expected, shard = known.setdefault(name, (form, meta.shard.path))
+            if form != expected:
                 if name == "image":
                     raise SourceError(
-                        f"{title}: the images in {meta.shard.path} have {found}, those in {shard} {expected}; raw "
+                        f"{title}: the images in {meta.shard.path} have {form}, those in {shard} {expected}; raw "
                         f"images of a set have one size: set it by ops (--op Resize:256 --op CenterCrop:256)"
                     )
                 raise SourceError(
-                    f"{title}: the labels ({name}) in {meta.shard.path} are {found}, those in {shard} {expected}: all "
+                    f"{title}: the labels ({name}) in {meta.shard.path} are {form}, those in {shard} {expected}: all "
                     f"labels of a set have one dtype and shape; correct them in the source"
                 )
 
@@ -129,16 +129,16 @@ def refuse_nothing(title: str, root: object, listing: SourceListing, plan: Plan,
     if any(meta.shard.samples for meta in metas):
         return
     if any(meta.not_chosen for meta in metas):
-        found = listed([f"{count:,} {reason}" for reason, count in count_by_reason(listing, metas).items()], 3)
-        raise SourceError(f"{title}: no sample is left, so no set is made: {found}")
+        reasons = listed([f"{count:,} {reason}" for reason, count in count_by_reason(listing, metas).items()], 3)
+        raise SourceError(f"{title}: no sample is left, so no set is made: {reasons}")
     files = list(listing.left_out)
     for shard, meta in zip(plan.shards, metas, strict=True):
         folder = listing.splits[shard.split].root
         for item in meta.left_out:
             files.append((f"{folder}/{item.name}".lstrip("/"), _kind(item.reason, item.action)))
     seen = advice(str(root), files, count_by_reason(listing, metas))
-    what = "images" if "image" in listing.fields else "samples"
-    raise SourceError(f"{title}: no {what}, so no set is made; found\n  {seen or 'nothing'}")
+    noun = "images" if "image" in listing.fields else "samples"
+    raise SourceError(f"{title}: no {noun}, so no set is made; found\n  {seen or 'nothing'}")
 
 
 @dataclass(frozen=True, slots=True)

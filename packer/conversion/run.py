@@ -120,7 +120,7 @@ def _by_key(
         for offsets, crcs in columns
     ]
     rows = zip(labels.tolist(), zip(*checksums, strict=True), strict=True)
-    return {key: (label, list(found)) for key, (label, found) in zip(keys, rows, strict=True)}
+    return {key: (label, list(checksums_of_key)) for key, (label, checksums_of_key) in zip(keys, rows, strict=True)}
 
 
 def first_difference(task: PackedTask, counter: Counter) -> str:
@@ -141,7 +141,7 @@ def first_difference(task: PackedTask, counter: Counter) -> str:
                         return f"{key}: its label was {was} and is {label} now"
                     for name, payload, known in zip(task.fields, payloads, checksums, strict=True):
                         if name in task.compared and (None if payload is None else crc32c(payload)) != known:
-                            return f"{key}: its {name} is another one now"
+                            return f"{key}: its {name} has changed"
                 if i % _REPORT_SAMPLES == _REPORT_SAMPLES - 1 and counter.stopped():
                     raise Cancelled
             counter.report(len(block.places), 0)
@@ -174,17 +174,17 @@ def try_out(source: Source, options: ConvertOptions, prepared: Prepared) -> Tria
     largest = max(splits, key=lambda name: len(splits[name]), default=None)
     if largest is None or not len(splits[largest]):
         return None
-    count, found = min(_FIRST, len(splits[largest])), None
+    count, trial = min(_FIRST, len(splits[largest])), None
     with suppress(PackerError, OSError):
         while True:
             spent, size = _pack(source, options, prepared, largest, count)
             share = prepared.plan.samples / count
-            found = Trial(count, spent * share, math.ceil(size * share))
+            trial = Trial(count, spent * share, math.ceil(size * share))
             more = min(_MOST, len(splits[largest]), int(count * _SECONDS / max(spent, 1e-9)))
             if more < 2 * count:
                 break
             count = more
-    return found
+    return trial
 
 
 def _pack(source: Source, options: ConvertOptions, prepared: Prepared, split: str, count: int) -> tuple[float, int]:
@@ -222,8 +222,8 @@ class Conversion:
     def run(self, overwrite: bool, dry_run: bool) -> ConvertResult:
         """Convert the whole source."""
         self._check_output()
-        found = None if overwrite or dry_run else self._saved()
-        prepared = found or self._prepare()
+        known = None if overwrite or dry_run else self._saved()
+        prepared = known or self._prepare()
         if dry_run:
             return self._planned(prepared)
         with Journal(self._out) as journal:
@@ -235,7 +235,7 @@ class Conversion:
                 return done
             self._check_replaced(journal, prepared)
             journal.begin(prepared.plan, overwrite)
-            if found is None:
+            if known is None:
                 prepared = saved.save(self._out, journal.work, self._question, prepared)
             metas, resumed = self._pack(journal, prepared, range(len(prepared.plan.shards)))
             info = Job.of(self._source, self._options, prepared).finish(journal, metas, self._watcher)
@@ -250,12 +250,12 @@ class Conversion:
             prepared, done = self._joined(journal, count, overwrite)
             if done is not None:
                 return replace(done, task=task)
-            mine = range(number, len(prepared.plan.shards), count)
-            metas, resumed = self._pack(journal, prepared, mine)
+            shards = range(number, len(prepared.plan.shards), count)
+            metas, resumed = self._pack(journal, prepared, shards)
         return self._summary.of(
             prepared.listing,
             metas,
-            splits=_samples_by_split([prepared.plan.shards[i].split for i in mine], metas),
+            splits=_samples_by_split([prepared.plan.shards[i].split for i in shards], metas),
             classes=len(prepared.listing.classes),
             shards=len(metas),
             samples=sum(meta.shard.samples for meta in metas),
@@ -282,9 +282,9 @@ class Conversion:
 
         if self._question:
             with journal.planning(wait):
-                found = self._saved()
-                if found is not None or not journal.unfinished:
-                    return self._join(journal, found or self._prepare(), tasks, overwrite)
+                known = self._saved()
+                if known is not None or not journal.unfinished:
+                    return self._join(journal, known or self._prepare(), tasks, overwrite)
         prepared = self._prepare()  # a listing that cannot be saved is made by each task, without waiting
         with journal.planning(wait):
             return self._join(journal, prepared, tasks, overwrite)
@@ -302,10 +302,10 @@ class Conversion:
         return prepared, done
 
     def _saved(self) -> Prepared | None:
-        found = saved.load(self._out, self._question, self._options, getattr(self._source, "root", None))
-        if found is not None:
-            self._show_warnings(found.listing)
-        return found
+        known = saved.load(self._out, self._question, self._options, getattr(self._source, "root", None))
+        if known is not None:
+            self._show_warnings(known.listing)
+        return known
 
     def _show_warnings(self, listing: SourceListing) -> None:
         for warning in listing.warnings:
@@ -330,7 +330,7 @@ class Conversion:
         return None
 
     def _check_replaced(self, journal: Journal, prepared: Prepared) -> None:
-        """Refuse to replace a set that must be kept, and say what is replaced."""
+        """Refuse to replace a set that must be kept, and report the replacement."""
         old = replaced_set(journal)
         if old is not None:
             old.check(prepared.plan, prepared.paths(self._source))
@@ -425,12 +425,12 @@ class Conversion:
                 tasks.append(replace(whole, part=journal.part_path(shard)))
                 continue
             start = first[shard.split]
-            packed = {one.path: one.samples for one in known[shard.split].shards}
+            packed = {info.path: info.samples for info in known[shard.split].shards}
             first[shard.split] = start + packed[shard.name]
             tasks.append(replace(whole, rows=(start, first[shard.split])))
         samples = sum(len(plan.shards[number].indices) for number in numbers)
         self._watcher.note(f"comparing {plural(samples, 'sample')} with those that are packed")
-        found = run_shards(
+        problems = run_shards(
             first_difference,
             tasks,
             len(tasks),
@@ -440,7 +440,7 @@ class Conversion:
             source=self._source,
             folder=journal.folder,
         )
-        wrong = next(filter(None, found), "")
+        wrong = next(filter(None, problems), "")
         if wrong:
             raise OutputError(
                 f"{self._out}: {self._source.title} has changed since that was packed: {wrong}; pass "
@@ -504,8 +504,8 @@ def as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[s
             raise ValueError("fields= is for samples of a program; for files, see packer.open_source")
         if not isinstance(source, list | tuple):
             return open_source(source) if isinstance(source, (str, os.PathLike)) else source
-        sources = [open_source(one) if isinstance(one, (str, os.PathLike)) else one for one in source]
-        names = [plain_name(Path(str(getattr(one, "root", "source")))) for one in sources]
+        sources = [open_source(item) if isinstance(item, (str, os.PathLike)) else item for item in source]
+        names = [plain_name(Path(str(getattr(item, "root", "source")))) for item in sources]
         return SeveralSources(sources, names) if len(sources) > 1 else sources[0]
     if hasattr(source, "__len__") and hasattr(source, "__getitem__") and not isinstance(source, (bytes, Mapping)):
         return DatasetSource(source, fields, classes)
@@ -520,13 +520,15 @@ def as_source(source: Any, fields: Mapping[str, str] | None, classes: Sequence[s
 def is_files(source: Any) -> bool:
     """Whether the argument is a path, a Source, or a list of these."""
     if isinstance(source, list | tuple):
-        return bool(source) and all(map(is_files, source)) and not any(isinstance(one, list | tuple) for one in source)
+        return (
+            bool(source) and all(map(is_files, source)) and not any(isinstance(item, list | tuple) for item in source)
+        )
     return isinstance(source, (str, os.PathLike)) or all(hasattr(source, name) for name in _SOURCE)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Samples of a program that come one after the other."""
+    """Samples of a program that arrive one by one."""
 
     samples: Iterable[Any]
     fields: Mapping[str, str] | None

@@ -123,7 +123,7 @@ def encode_rows(listing: SplitListing, rows: Rows) -> bytes:
     indices = np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, range) else rows
     folders, folder, names, facts = listing.part.files.take(rows).compact()
     paths = Names.of(folders)
-    found: dict[str, npt.NDArray[Any]] = {
+    values: dict[str, npt.NDArray[Any]] = {
         "folders": paths.blob,
         "folders.offset": paths.offsets,
         "folder": folder,
@@ -134,7 +134,7 @@ def encode_rows(listing: SplitListing, rows: Rows) -> bytes:
         "labels": listing.labels[indices],
         "whole": listing.whole[indices],
     }
-    columns = {name: np.ascontiguousarray(found[name], dtype) for name, dtype in _COLUMNS.items()}
+    columns = {name: np.ascontiguousarray(values[name], dtype) for name, dtype in _COLUMNS.items()}
     shapes = [[name, _COLUMNS[name], len(column)] for name, column in columns.items()]
     header = json.dumps({"root": listing.root, "columns": shapes}).encode()
     return b"".join((len(header).to_bytes(4, "little"), header, *(column.data for column in columns.values())))
@@ -156,9 +156,9 @@ def _decode(data: memoryview, classes: int, stamped: bool) -> TreeListing:
     if size > _MAX_HEADER_BYTES:
         raise ValueError(f"its header has {size:,} bytes")
     header, at, columns = json.loads(bytes(data[4 : 4 + size])), 4 + size, {}
-    for (name, dtype), (found, kind, count) in zip(_COLUMNS.items(), header["columns"], strict=True):
-        if (found, kind) != (name, dtype) or not 0 <= count <= len(data):
-            raise ValueError(f"column {found!r:.80} of {kind!r:.20}, expected {name} of {dtype}")
+    for (name, dtype), (title, kind, count) in zip(_COLUMNS.items(), header["columns"], strict=True):
+        if (title, kind) != (name, dtype) or not 0 <= count <= len(data):
+            raise ValueError(f"column {title!r:.80} of {kind!r:.20}, expected {name} of {dtype}")
         columns[name] = np.frombuffer(data, dtype, count, at)
         at += columns[name].nbytes
     root, count = header["root"], len(columns["folder"])
@@ -272,10 +272,10 @@ def question_of(source: Source, options: ConvertOptions, choice: Choose) -> str:
     identity = getattr(source, "identity", "")
     if not identity:
         return ""
-    what = options.to_json()
-    what.pop("checksums", None)
-    del what["on_error"]  # as in the plan's fingerprint
-    text = json.dumps([_VERSION, identity, what, asdict(choice)])
+    settings = options.to_json()
+    settings.pop("checksums", None)
+    del settings["on_error"]  # as in the plan's fingerprint
+    text = json.dumps([_VERSION, identity, settings, asdict(choice)])
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
 
 
@@ -320,7 +320,7 @@ def save(out: Path, work: Folder, question: str, prepared: Prepared) -> Prepared
 
 
 def load(out: Path, question: str, options: ConvertOptions, root: str | os.PathLike[str] | None) -> Prepared | None:
-    """Load what was saved in the working folder of the set in `out`, for the same question.
+    """Load a saved listing and plan from the working folder of the set in `out`, for the same question.
 
     root: the folder of the source, whose folders must be unchanged since the listing; None: skip that check.
 
@@ -479,8 +479,8 @@ class Job:
         cls, plan: Plan, listing: SourceListing, options: ConvertOptions, names: tuple[str, str, str], tasks: int = 1
     ) -> Job:
         """names: title and root of the source, and its title as dataset.json has it."""
-        given = {name: value for name, value in options.to_json().items() if value is not None}
-        return cls(plan, listing, options.to, options.on_error, given, *names, tasks)
+        settings = {name: value for name, value in options.to_json().items() if value is not None}
+        return cls(plan, listing, options.to, options.on_error, settings, *names, tasks)
 
     def finish(self, journal: Journal, metas: Sequence[PartMeta], watcher: Watcher) -> DatasetInfo:
         """Make the set from the shards; metas are parallel to the plan's shards. Raises SourceError if it is empty."""
@@ -536,10 +536,10 @@ class Job:
         missing = [number for number, meta in enumerate(metas) if meta is None]
         if missing:
             tasks = sorted({number % self.tasks for number in missing})
-            one = f"--task {tasks[0]}/{self.tasks}" + ("  and the others" if len(tasks) > 1 else "")
+            task = f"--task {tasks[0]}/{self.tasks}" + ("  and the others" if len(tasks) > 1 else "")
             raise OutputError(
                 f"{journal.out}: {len(missing)} of {plural(len(metas), 'shard')} are missing, those of "
-                f"{plural(len(tasks), 'task')} of {self.tasks}: run the same  packer convert … {one}  "
+                f"{plural(len(tasks), 'task')} of {self.tasks}: run the same  packer convert … {task}  "
                 f"again (as an array job of Slurm: sbatch "
                 f"--array={task_list(tasks)} SCRIPT), then  packer commit {quoted(journal.out)}"
             )
@@ -568,25 +568,25 @@ def load_job(work: Folder) -> Job | None:
         raise OutputError(f"{path}: cannot be read ({error!r:.200}); run any of its tasks again") from error
 
 
-def _parsed(given: dict[str, Any]) -> Job:
-    if given["version"] != _JOB_VERSION:
-        raise ValueError(f"version {given['version']}, this packer reads {_JOB_VERSION}")
-    splits = [(SplitName(name), str(root), int(count)) for name, root, count in given["splits"]]
+def _parsed(document: dict[str, Any]) -> Job:
+    if document["version"] != _JOB_VERSION:
+        raise ValueError(f"version {document['version']}, this packer reads {_JOB_VERSION}")
+    splits = [(SplitName(name), str(root), int(count)) for name, root, count in document["splits"]]
     if not 0 <= sum(count for _, _, count in splits) <= _MAX_SHARDS or min(count for _, _, count in splits) < 0:
         raise ValueError("impossible numbers of shards")
-    tasks = int(given["tasks"])
+    tasks = int(document["tasks"])
     if tasks < 1:
         raise ValueError(f"{tasks} tasks")
-    fields = {str(FieldName(name)): str(kind) for name, kind in given["fields"].items()}
+    fields = {str(FieldName(name)): str(kind) for name, kind in document["fields"].items()}
     listing = SourceListing(
         {name: ListingBuilder(len(fields)).build(root) for name, root, _ in splits},
         fields,
-        tuple(map(str, given["classes"])),
-        [(str(path), str(reason)) for path, reason in given["left_out"]],
-        list(map(str, given["warnings"])),
-        not_chosen=int(given["not_chosen"]),
+        tuple(map(str, document["classes"])),
+        [(str(path), str(reason)) for path, reason in document["left_out"]],
+        list(map(str, document["warnings"])),
+        not_chosen=int(document["not_chosen"]),
     )
-    container, offset = format_named(str(given["to"])), int(given["label_offset"])
+    container, offset = format_named(str(document["to"])), int(document["label_offset"])
     specs: dict[str, ShardSpec] = {
         name: ShardSpec(name, fields, listing.classes, offset, count) for name, _, count in splits
     }
@@ -595,7 +595,9 @@ def _parsed(given: dict[str, Any]) -> Job:
         for name, _, count in splits
         for number in range(count)
     )
-    plan = Plan(shards, specs, str(given["fingerprint"]))
-    options = dict(given["options"])
-    title, root = str(given["title"]), str(given["root"])
-    return Job(plan, listing, container.name, str(given["on_error"]), options, title, root, str(given["source"]), tasks)
+    plan = Plan(shards, specs, str(document["fingerprint"]))
+    options = dict(document["options"])
+    title, root = str(document["title"]), str(document["root"])
+    return Job(
+        plan, listing, container.name, str(document["on_error"]), options, title, root, str(document["source"]), tasks
+    )

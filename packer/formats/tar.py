@@ -547,7 +547,7 @@ class _Group:
         names = dict(self._names or {})
         known = {"image": options.image_key or IMAGE_EXTENSIONS} | ({} if options.image_key else OTHER_EXTENSIONS)
         firsts = (
-            (field, name) for field, wanted in known.items() for name in wanted.split(";") if name in self.members
+            (field, name) for field, suffixes in known.items() for name in suffixes.split(";") if name in self.members
         )
         main, main_extension = next(firsts, ("image", None))
         for extension, member in self.members.items():

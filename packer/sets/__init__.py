@@ -9,7 +9,7 @@
     deal        dividing samples into splits
     erase       removing samples for good
 
-The index alone records which samples a set has, what they are called and where they are, so changes of these write an
+The index alone records the samples of a set, their names and their places, so changes of these write an
 index, and no byte of a shard. A set in another directory gets hard links to the shards, so that it does not need the
 sets that it was made from.
 """

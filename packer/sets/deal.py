@@ -62,7 +62,7 @@ def as_groups(values: Sequence[Any], keys: Sequence[str], name: str, title: obje
     if missing:
         raise SourceError(
             f"{title}: {plural(len(missing), 'sample')} of {len(values):,} without a value in the column {name!r}, "
-            f"such as {keys[missing[0]]!r}, belong to no known group; take the others only, by where: has({name!r})"
+            f"such as {keys[missing[0]]!r}, belong to no known group; select the others by where: has({name!r})"
         )
     numbers: dict[str, int] = {}  # by JSON text, since values may be lists and objects, and 1 is not "1"
     texts = (json.dumps(value, sort_keys=True) for value in values)
@@ -91,12 +91,12 @@ def deal_groups(groups: Int64s, classes: Int64s, fractions: Sequence[float], see
     totals = np.bincount(of_class.reshape(-1), minlength=1)
     pairs, counts = np.unique(groups * len(totals) + of_class.reshape(-1), return_counts=True)
     starts = np.searchsorted(pairs, np.arange(len(sizes) + 1) * len(totals)).tolist()
-    dealt, asked = np.zeros((len(fractions), len(totals))), np.array(fractions)
+    dealt, targets = np.zeros((len(fractions), len(totals))), np.array(fractions)
     splits = np.empty(len(sizes), np.int64)
     for group in turn[np.argsort(-sizes[turn], kind="stable")].tolist():
         part = slice(starts[group], starts[group + 1])
         of, more = pairs[part] % len(totals), counts[part]
-        fill = ((dealt[:, of] + more) * (more / totals[of])).sum(axis=1) / asked
+        fill = ((dealt[:, of] + more) * (more / totals[of])).sum(axis=1) / targets
         splits[group] = chosen = int(fill.argmin())
         dealt[chosen, of] += more
     for split in range(len(fractions)):

@@ -115,7 +115,7 @@ def erase(
     where: an expression, such as 'patient == "P0"'; keys: of the samples. One of the two.
     split: only samples of this split.
     workers, engine: as for `packer.append`.
-    dry_run: say what would be erased, and write nothing.
+    dry_run: report what would be erased, and write nothing.
 
     Shards without such samples do not change. Readers that have the set open cannot continue to read it, as after
     `packer.prune`. The history records that samples were erased, but not which. Bytes on the disk are freed, not

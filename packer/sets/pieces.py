@@ -232,7 +232,7 @@ class PieceColumns:
         )
 
 
-# Unifying sets: what they must have in common, and how their fields and classes are joined.
+# Unifying sets: the requirements, and how their fields and classes are joined.
 #
 # dataset.json states once for all shards: format, label offset, names in foreign shards, and the form to which readers
 # will decode the images. Sets that differ there are refused, with the command that makes them alike. The fields are
@@ -257,15 +257,15 @@ def check_alike(infos: Mapping[str, DatasetInfo]) -> None:
     """Raise SourceError if sets (by their titles) cannot be joined."""
     (first_title, first), *others = infos.items()
     for title, info in others:
-        for subject, one, other, remedy in (
+        for subject, value, other, remedy in (
             ("the format", first.format, info.format, f"packer reshard {quoted(title)} --to {first.format} -o DIR"),
             ("the label offset", first.label_offset, info.label_offset, f"packer reshard {quoted(title)} -o DIR"),
             ("names in shards made elsewhere", first.adopted, info.adopted, f"packer reshard {quoted(title)} -o DIR"),
             ("decode", decode_of(first), decode_of(info), "packer convert  with the same decode=… for both"),
         ):
-            if one != other and not (subject == "decode" and "none" in (one, other)):
+            if value != other and not (subject == "decode" and "none" in (value, other)):
                 raise SourceError(
-                    f"{first_title} and {title} cannot be one set: {subject} is {_quoted(one)} in the first and "
+                    f"{first_title} and {title} cannot be one set: {subject} is {_quoted(value)} in the first and "
                     f"{_quoted(other)} in the second; make them alike with  {remedy}"
                 )
 
@@ -429,7 +429,7 @@ def labels_by_key(
 
 
 class _Numbering:
-    """Class numbers of labels as they are written in a table; new names become new classes."""
+    """Class numbers of the labels in a table; new names become new classes."""
 
     def __init__(self, classes: Sequence[str], has_labels: bool) -> None:
         self._numbers = {name: number for number, name in enumerate(classes)}

@@ -6,7 +6,7 @@
     large = whole.where("min_side >= 64").drop(keys=["n01440764/bad"])
     parts = large.split({"train": 0.9, "val": 0.1}, seed=0, stratify=True)
     parts.save("imagenet-parts")              # a new set: an index, and links to the shards
-    whole.relabel({"crane bird": "crane"}).save()     # changes the set itself, unless it was changed meanwhile
+    whole.relabel({"crane bird": "crane"}).save()     # changes the set itself, unless another process changed it
 
 Only indexes are read, and nothing is written until `save`.
 """
@@ -569,14 +569,14 @@ class SetTable:
         return as_groups(values, [key for piece in pieces for key in piece.keys], name, self.root)
 
     def _mask_keys(self, keys: Iterable[str], split: str | None) -> Callable[[str, Piece], npt.NDArray[np.bool_]]:
-        wanted = frozenset(keys)
+        chosen = frozenset(keys)
         splits = self.splits if split is None else {self._name(split): self._split(split)}
-        known = {key for pieces in splits.values() for piece in pieces for key in piece.keys if key in wanted}
-        missing = sorted(wanted - known)
+        known = {key for pieces in splits.values() for piece in pieces for key in piece.keys if key in chosen}
+        missing = sorted(chosen - known)
         if missing:
             some = listed([repr(key) for key in missing], _SHOWN)
             raise UnknownNameError(f"{self.root}: no sample has {plural(len(missing), 'key')} of those given: {some}")
-        return lambda name, piece: np.fromiter((key in wanted for key in piece.keys), np.bool_, len(piece))
+        return lambda name, piece: np.fromiter((key in chosen for key in piece.keys), np.bool_, len(piece))
 
     def _named(self, classes: Sequence[str]) -> SetTable:
         highest = self.highest_label
@@ -664,7 +664,7 @@ def merge(
     dry_run: bool = False,
     watcher: Watcher | None = None,
 ) -> SaveResult:
-    """Merge sets, split by split. See `SetTable.concat` for what they must have in common."""
+    """Merge sets, split by split. See `SetTable.concat` for the requirements."""
     if len(paths) < 2:
         raise ValueError(f"expected two sets or more to merge, found {len(paths)}")
     first, *others = map(table, paths)

@@ -198,7 +198,7 @@ def plain_yaml(text: str, where: object, extra: str, purpose: str) -> Any:
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if isinstance(event, yaml.AliasEvent) or depth > _MAX_DEPTH:
                 problem = f"nests deeper than {_MAX_DEPTH}" if depth > _MAX_DEPTH else "has aliases (*name)"
-                raise ValueError(f"{problem}; write out what is meant")
+                raise ValueError(f"{problem}; write the values out")
         return yaml.load(text, loader)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise SourceError(f"{where}: cannot be read as YAML: {str(error)[:200]}") from error
@@ -490,7 +490,7 @@ class SavedSource(Source, Protocol):
 class FileSource(ABC):
     """A source of files, which must not change between `list` and `open`.
 
-    kind: what it is, for the title.
+    kind: noun for the title.
     isolated: its library trusts the bytes of a file, so that damage may crash the process that reads them; it is listed
     and read in separate processes.
     seconds: time limit for listing in a separate process, with at most 1 GiB of additional memory; None: no limits.
@@ -618,9 +618,9 @@ _DAMAGE = (
 
 @contextmanager
 def refusing(
-    where: object, what: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
+    where: object, problem: str = "cannot be read", error: type[SourceError | BadSampleError] = SourceError
 ) -> Iterator[None]:
-    """Turn errors of reading damaged bytes into a packer error, "where: what: why". Other packer errors pass."""
+    """Turn errors of reading damaged bytes into a packer error, "where: problem: reason". Other packer errors pass."""
     try:
         yield
     except PackerError:
@@ -629,7 +629,7 @@ def refusing(
         reason = raised.strerror if isinstance(raised, OSError) and raised.strerror else f"{raised!s:.200}"
         if isinstance(raised, LookupError | TypeError | AttributeError):
             reason = f"{raised!r:.200}"
-        raise error(f"{where}: {what}: {reason}") from raised
+        raise error(f"{where}: {problem}: {reason}") from raised
 
 
 @contextmanager
@@ -642,9 +642,9 @@ def of_sample(where: object) -> Iterator[None]:
         raise error if str(error).startswith(f"{where}: ") else BadSampleError(f"{where}: {error}") from error
 
 
-def read_text(path: Path, max_bytes: int, what: str = "cannot be read as UTF-8 text") -> str:
+def read_text(path: Path, max_bytes: int, problem: str = "cannot be read as UTF-8 text") -> str:
     """The content of a small text file. Raises SourceError."""
-    with refusing(path, what):
+    with refusing(path, problem):
         return read_regular(path, max_bytes).decode()
 
 

@@ -1,4 +1,4 @@
-"""CelebA as it is published: aligned faces in one folder, and lists about them.
+"""CelebA as published: aligned faces in one folder, and lists about them.
 
     img_align_celeba/000001.jpg …     the images; also in Img/
     list_eval_partition.txt           `000001.jpg 0`: 0 is train, 1 val, 2 test; also in Eval/
@@ -89,15 +89,15 @@ class CelebaSource(ManifestSource):
     def _labels(
         self, parts: Collection[str], names: tuple[str, ...], attributes: Mapping[str, array[int]]
     ) -> dict[str, int]:
-        wanted, path = self.label_column, self.files.identities
-        if wanted is None:
+        column, path = self.label_column, self.files.identities
+        if column is None:
             return {}
-        if wanted in names:
-            return {name: int(values[names.index(wanted)] > 0) for name, values in attributes.items()}
-        if wanted != IDENTITY or path is None:
+        if column in names:
+            return {name: int(values[names.index(column)] > 0) for name, values in attributes.items()}
+        if column != IDENTITY or path is None:
             known = [IDENTITY] * (path is not None) + [*names]
             raise SourceError(
-                f"{self.root}: no labels called {wanted!r} (label_column={wanted!r}); its lists have "
+                f"{self.root}: no labels called {column!r} (label_column={column!r}); its lists have "
                 f"{listed(known, 50) or 'none'}"
             )
         labels = {}

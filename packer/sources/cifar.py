@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 as they are published, in the binary version and in the Python version.
+"""CIFAR-10 and CIFAR-100 as published, in the binary version and in the Python version.
 
     cifar-10-batches-bin    data_batch_1.bin to data_batch_5.bin (train), test_batch.bin (test), batches.meta.txt
     cifar-100-binary        train.bin, test.bin, fine_label_names.txt, coarse_label_names.txt

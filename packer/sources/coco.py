@@ -290,16 +290,16 @@ class CocoSource(AnnotatedSource):
         listing.classes = tuple(names[number] for number in self._classes)
         twice = next((name for name in listing.classes if listing.classes.count(name) > 1), None)
         if twice is not None or len(names) > _MAX_CLASSES or self._keypoints > _MAX_KEYPOINTS:
-            what = f"{len(names):,} categories, {self._keypoints:,} keypoints" if twice is None else ""
+            problem = f"{len(names):,} categories, {self._keypoints:,} keypoints" if twice is None else ""
             raise SourceError(
-                f"{self.root}: {what or f'two categories are called {twice!r}'}; expected different names, at most "
+                f"{self.root}: {problem or f'two categories are called {twice!r}'}; expected different names, at most "
                 f"{_MAX_CLASSES:,} and {_MAX_KEYPOINTS:,}"
             )
         listing.fields = self.fields = {name: kind for name, kind in _KINDS.items() if name in has}
-        wanted = wanted_split(split, splits, str(self.root))
+        chosen = wanted_split(split, splits, str(self.root))
         for name, images in splits.items():
             notes = images.locate(self._classes, self.root, self._files)
-            if wanted in (None, name):
+            if chosen in (None, name):
                 self.add(listing, str(name), self._samples(images, notes))
         listing.left_out = self._unlisted([*splits.values()])
         return listing
@@ -327,7 +327,7 @@ class CocoSource(AnnotatedSource):
                 elif piece.member == "annotations" and piece.is_element:
                     self._add_note(images, piece, path, number, has)
         if not images.names:
-            raise SourceError(f"{next(iter(paths.values()))}: lists no images; not a file of COCO")
+            raise SourceError(f"{next(iter(paths.values()))}: lists no images; not a COCO file")
         folders = self._folders_of(part)
         for folder in folders:
             if any((folder / name).exists() for name in images.names[:_LOOKED_AT]):
@@ -388,7 +388,7 @@ class CocoSource(AnnotatedSource):
                 if has_image_suffix(name) and name not in names:
                     left_out.append((name.encode(errors="backslashreplace").decode(), "not in the annotations"))
         others = sorted(path.name for path in (self.root / "annotations").glob("*.json"))
-        reason = "annotations of a kind that is not read"
+        reason = "unsupported kind of annotations"
         return left_out + [(f"annotations/{name}", reason) for name in others if not COCO_NAME.fullmatch(name)]
 
     @contextmanager
@@ -479,15 +479,15 @@ def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 
-def _numbers(value: Any, count: int, what: str) -> list[float]:
+def _numbers(value: Any, count: int, subject: str) -> list[float]:
     """A list of `count` numbers. Raises BadSampleError."""
     good = isinstance(value, list) and len(value) == count <= _MAX_MEMBERS
     if not good or not all(type(number) in (int, float) for number in value):
-        raise BadSampleError(f"{what} is {value!r:.60}, expected {count} numbers")
+        raise BadSampleError(f"{subject} is {value!r:.60}, expected {count} numbers")
     try:
         return [float(number) for number in value]
     except OverflowError as error:
-        raise BadSampleError(f"{what} has a number beyond all images") from error
+        raise BadSampleError(f"{subject} has a number beyond all images") from error
 
 
 def _pixels(record: Mapping[str, Any], grid: Grid) -> Any:

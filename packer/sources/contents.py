@@ -61,9 +61,9 @@ _COMMANDS = {
     "NIfTI": "write arrays, and convert their folder:  numpy.save('x.npy', nibabel.load({first}).get_fdata())",
     "Parquet": "packer convert {first}",
     "table": "packer convert {first}",
-    "HDF5": "packer convert {first}  (or packer index, where it holds images as they are)",
+    "HDF5": "packer convert {first}  (or packer index, if it contains encoded images)",
     "tar archive": "packer convert {first}  (or  packer index {folder}, for WebDataset shards)",
-    **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), "packer convert {first}, where that is a tar or a TFRecord"),
+    **dict.fromkeys(("gzip", "bzip2", "xz", "zstd"), "packer convert {first}, if that is a tar or a TFRecord"),
 }
 _PLAIN = (*(f"{_NOT_AN_IMAGE}: {kind}" for kind in ("text", "JSON", "XML")), _NOT_AN_IMAGE, EMPTY, "hidden")
 _NO_COMMAND = "no command reads this: write its images as files, or name them in a .csv of paths and labels"
@@ -130,7 +130,7 @@ def advice(root: str, left_out: Iterable[tuple[str, str]], counts: Mapping[str, 
         if kind == "Arrow" and reason in first:
             folder = os.fspath(PurePosixPath(root, first[reason]).parent)
             code = f"import datasets, packer; packer.convert(datasets.load_from_disk({folder!r}), 'hdf5', 'OUT')"
-            line += f"; where it is of Hugging Face's save_to_disk, run  python -c {quoted(code)}"
+            line += f"; if it is from Hugging Face's save_to_disk, run  python -c {quoted(code)}"
         elif kind and reason in first and reason not in _PLAIN:
             path = PurePosixPath(root, first[reason])
             line += f"; {_command(kind).format(first=quoted(path), folder=quoted(path.parent))}"

@@ -83,7 +83,7 @@ def _without_large_strays(root: Path, files: TreeFiles, left_out: list[tuple[str
     strays = []
     for i in np.flatnonzero(files.column(0) > _LARGE_BYTES).tolist():
         path = files[i].path
-        with suppress(BadSampleError):  # the worker reports what is wrong with it
+        with suppress(BadSampleError):  # the worker reports the problem
             head = read_head(os.path.join(root, path), HEAD_BYTES)
             if is_stray(head, path):
                 strays.append(i)
@@ -244,8 +244,8 @@ def read_file(path: str, expected_bytes: int, arena: Arena, stamp: int | None = 
     try:
         if stamp is not None and os.fstat(descriptor).st_mtime_ns != stamp:
             raise SourceError(
-                f"{path}: has changed since it was listed, and shards may hold what it was; pass overwrite=True to "
-                f"start over (tasks of an array: remove the output)"
+                f"{path}: has changed since it was listed, and shards may contain its old bytes; pass overwrite=True "
+                f"to start over (tasks of an array: remove the output)"
             )
         window = arena.rest()
         if expected_bytes < 0 or len(window) <= expected_bytes:

@@ -78,7 +78,7 @@ class IdxSource(PixelSource):
             own = idx_name(self.root.name)
             if own is None:
                 raise SourceError(
-                    f"{self.root}: an IDX file whose name does not show what it is; expected "
+                    f"{self.root}: an IDX file whose name does not show its content; expected "
                     f"train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte or the like"
                 )
             return own.prefix
@@ -96,7 +96,7 @@ class IdxSource(PixelSource):
         return next(iter(first))
 
     def _add(self, listing: SourceListing, split: str, name: str, labels_name: str | None) -> npt.NDArray[np.int64]:
-        """Add a split; returns its labels, as they are in the file."""
+        """Add a split; returns the labels in its file."""
         path = self.note(self._folder / name)
         compression, (count, height, width), start = _header(path, 3)
         check_image_bytes(path, height * width)

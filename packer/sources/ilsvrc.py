@@ -140,7 +140,7 @@ def _synsets(meta: bytes, path: Path) -> dict[str, str]:
 
 
 # ------------------------------------------------------------------------------
-# The archives of ILSVRC as they are published, read without unpacking.
+# The archives of ILSVRC as published, read without unpacking.
 #
 #     ILSVRC2012_img_train.tar               one inner archive per class, n01440764.tar, with its images
 #     ILSVRC2012_img_val.tar                 images without labels, which come from

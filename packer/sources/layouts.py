@@ -237,7 +237,7 @@ def is_arrays(root: Path) -> bool:
     images = [root / f"{images}.npy" for images, _ in splits_of_arrays(names).values()]
     return any(
         head_of(path, 6) in (b"\x93NUMPY", b"") for path in images
-    )  # for an empty array, reading reports what is wrong
+    )  # for an empty array, reading reports the problem
 
 
 def is_npz(head: bytes) -> bool:
@@ -292,7 +292,7 @@ def _parquet_below(folder: Path, depth: int) -> Iterator[Path]:
 def is_hub_set(root: Path) -> bool:
     """Whether a Parquet file, or the files of a folder, contain images.
 
-    Damaged files and undownloaded ones in a folder count as such: reading reports what is wrong.
+    Damaged files and undownloaded ones in a folder count as such: reading reports the problem.
     """
     if root.is_file():
         return root.name.lower().endswith(_PARQUET) and _has_images(root) is True
@@ -646,23 +646,23 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Found:
             above = base.rpartition("/")[0] if base == part.root else base
             return "holds images with labels in text files, as for YOLO", above
         if pictures and companions:
-            what = f"looks like a set for detection or segmentation: {pictures[0]!r} is next to {companions[0]!r}"
+            problem = f"looks like a set for detection or segmentation: {pictures[0]!r} is next to {companions[0]!r}"
             tip = "(to pack further files with their images, write a .csv with a column for each)"
-            return f"{what}, and neither is a class {tip}; for the images alone", f"{base}/{pictures[0]}".lstrip("/")
+            return f"{problem}, and neither is a class {tip}; for the images alone", f"{base}/{pictures[0]}".lstrip("/")
     return None
 
 
 def _tiny_imagenet(splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
     tops = {name: _tops(part) for name, part in splits.items()}
     whole = next((name for name, subfolders in tops.items() if len(subfolders) > 1), None)
-    one = next(
+    single = next(
         (name for name, subfolders in tops.items() if len(subfolders) == 1 and subfolders[0].lower() in _PICTURES), None
     )
-    if whole is None or one is None or len(classes) < 3:
+    if whole is None or single is None or len(classes) < 3:
         return None
-    folder = f"{splits[one].root}/{tops[one][0]}"
-    what = f"the only class of {one} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
-    return f"{what}: write a .csv of paths, labels and splits; for train alone", splits[whole].root, whole
+    folder = f"{splits[single].root}/{tops[single][0]}"
+    problem = f"the only class of {single} is {folder!r}, as in Tiny ImageNet, whose labels are in a text file"
+    return f"{problem}: write a .csv of paths, labels and splits; for train alone", splits[whole].root, whole
 
 
 def _tops(part: TreeSplit) -> list[str]:
@@ -705,8 +705,8 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
     table = next((path for path in others if path.endswith(TABLE_SUFFIXES)), None)
     if table is not None:
         command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
-        what = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
-        yield f"{table!r} is a table, which is not read; if it has the labels of the images, {what}"
+        remedy = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
+        yield f"{table!r} is a table, which is not read; if it has the labels of the images, {remedy}"
     beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
     images = (path for part in splits.values() for path in part.files.paths()) if beside else ()
     named = [beside[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in beside]

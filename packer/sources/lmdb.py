@@ -54,14 +54,14 @@ class LmdbSource(FileSource):
 
     def list_files(self, split: str | None) -> SourceListing:
         self.note(self.file)
-        one = split or split_of_name(self.root.name)
+        split_name = split or split_of_name(self.root.name)
         left_out: list[tuple[str, str]] = []
         with self._opened() as (transaction, environment):
             self._is_datum = self._holds_datums(_values(transaction, environment, []))
             values = _values(transaction, environment, left_out)
             if not self._is_datum:
-                return self._list_files(values, split, one, left_out)
-            return self._list_datums(values, one, left_out)
+                return self._list_files(values, split, split_name, left_out)
+            return self._list_datums(values, split_name, left_out)
 
     def _list_datums(self, values: Iterator[_Value], split: str, left_out: list[tuple[str, str]]) -> SourceListing:
         builder = ListingBuilder()
@@ -69,7 +69,7 @@ class LmdbSource(FileSource):
             try:
                 datum = _Datum.parse(value)
                 label, size = datum.label, len(datum.data)
-            except FormatError:  # the worker reports what is wrong with it
+            except FormatError:  # the worker reports the problem
                 label, size = NO_LABEL, len(value)
             builder.add([""], key, size, key=_text(key), label=label)
         part = builder.build()
@@ -77,7 +77,7 @@ class LmdbSource(FileSource):
         return SourceListing({split: part}, {"image": "image"}, left_out=left_out)
 
     def _list_files(
-        self, values: Iterator[_Value], split: str | None, one: str, left_out: list[tuple[str, str]]
+        self, values: Iterator[_Value], split: str | None, split_name: str, left_out: list[tuple[str, str]]
     ) -> SourceListing:
         keys: list[bytes] = []
         members: list[ArchiveMember] = []
@@ -89,7 +89,7 @@ class LmdbSource(FileSource):
                 members.append(ArchiveMember(name, len(value), (len(keys),)))
                 keys.append(key)
         has_splits = any(member.name.partition("/")[0] in SPLIT_NAMES for member in members)
-        listing = list_members(members, split if has_splits else one, self.root, left_out, self.layout)
+        listing = list_members(members, split if has_splits else split_name, self.root, left_out, self.layout)
         for part in listing.splits.values():
             part.places = ObjectPlaces.of(keys[number] for (number,) in part.places)
         return listing

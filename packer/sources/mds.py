@@ -276,10 +276,10 @@ class MdsSource(ColumnSource):
             return contents
         with open_shard(shard) as file, refused(f"{shard.raw.path}: sample 0"):
             row = self._row(file, *bounds_of(file, shard)[0].tolist())
-            for name, what in contents.items():
-                if what == "bytes" and sniff(row(name, "file")):
+            for name, kind in contents.items():
+                if kind == "bytes" and sniff(row(name, "file")):
                     contents[name] = "image"
-                if what == "array" and "image" not in contents.values() and name in _IMAGE_NAMES:
+                if kind == "array" and "image" not in contents.values() and name in _IMAGE_NAMES:
                     contents[name] = "image"
                 if contents[name] == "image" and "mask" in name.lower():
                     contents[name] = "mask" if is_mask(row(name, "image")) else "image"

@@ -83,24 +83,24 @@ class NumpySource(PixelSource):
     def list_files(self, split: str | None) -> SourceListing:
         self._sizes: dict[str, int] = {}  # of the members of a .npz
         names = self._names()
-        wanted = splits_of_arrays(list(names))
+        pairs = splits_of_arrays(list(names))
         samples, labels = self._keys
-        if samples or (labels and len(wanted) == 1):
-            samples = samples or next(iter(wanted.values()))[0]
-            beside = dict(wanted.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
-            wanted = {"": (samples, labels or beside)}
-        if not wanted or not {name for pair in wanted.values() for name in pair} <= {*names, ""}:
+        if samples or (labels and len(pairs) == 1):
+            samples = samples or next(iter(pairs.values()))[0]
+            beside = dict(pairs.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
+            pairs = {"": (samples, labels or beside)}
+        if not pairs or not {name for pair in pairs.values() for name in pair} <= {*names, ""}:
             raise SourceError(
                 f"{self.root}: no arrays called {samples or 'images'} and {labels or 'labels'}, or x and y "
                 f"(train_images, x_train); it has {listed([*names], 20) or 'none'}: name the array of the samples with "
                 f"image_key=NAME, that of the labels with label_key=NAME. An archive of an array a sample is a tar, or "
                 f"its folder"
             )
-        if len(wanted) > 1 and "" in wanted:
-            raise SourceError(f"{self.root}: {wanted['']} belongs to no split, but others do; move it away")
+        if len(pairs) > 1 and "" in pairs:
+            raise SourceError(f"{self.root}: {pairs['']} belongs to no split, but others do; move it away")
         listing = self.begin()
         every: dict[str, tuple[PixelBlock, list[Any]]] = {}
-        for name, (images, labels) in wanted.items():
+        for name, (images, labels) in pairs.items():
             block = _block(array := self._array(names[images]), bool(self._keys[0]))
             if (
                 isinstance(block, ArrayBlock)
@@ -111,17 +111,17 @@ class NumpySource(PixelSource):
                 listing.warnings.append(f"{array.name}: packed as arrays of {array.dtype}; for images, {_SAVE}")
             if every and type(block) is not type(next(iter(every.values()))[0]):
                 raise SourceError(
-                    f"{array.name}: holds images, and another split arrays, or the reverse; convert each apart"
+                    f"{array.name}: holds images, and another split arrays, or the reverse; convert each separately"
                 )
-            found = self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
-            every[name or split or split_of_name(self.root.stem)] = (block, found)
+            row_labels = self._read_labels(self._array(names[labels]), block.count) if labels else [None] * block.count
+            every[name or split or split_of_name(self.root.stem)] = (block, row_labels)
         values = [value for _, labels in every.values() for value in labels]
         numbers, listing.classes, _ = number_labels(values, range(1, len(values) + 1), Table(self.root, ()))
         rest = np.array(numbers, np.int64)
         for name, (block, _) in every.items():
             self.add(listing, name, [block], rest[: block.count])
             rest = rest[block.count :]
-        used = {array for pair in wanted.values() for array in pair}
+        used = {array for pair in pairs.values() for array in pair}
         listing.left_out = [(at, "no array of images or labels") for name, at in names.items() if name not in used]
         return listing
 

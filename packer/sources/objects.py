@@ -164,8 +164,8 @@ class Grid(NamedTuple):
         with np.errstate(invalid="ignore"):
             inside = (boxes[:, :2] <= (self.width, self.height)).all(1) & (boxes[:, 2:] >= 0).all(1)
         for row in np.flatnonzero(~(good & inside))[:1].tolist():
-            what = f"outside of the image of {self.width} x {self.height}" if good[row] else "not a box"
-            raise BadSampleError(f"object {row} has the corners {boxes[row].tolist()}: {what}")
+            problem = f"outside of the image of {self.width} x {self.height}" if good[row] else "not a box"
+            raise BadSampleError(f"object {row} has the corners {boxes[row].tolist()}: {problem}")
 
 
 def grid_of(image: Buffer, size: tuple[Any, Any] | None) -> Grid:
@@ -327,11 +327,11 @@ def _value_of(element: ElementTree.Element) -> Any:
     return {name: values if len(values) > 1 else values[0] for name, values in children.items()}
 
 
-def _number(text: Any, what: str) -> float:
+def _number(text: Any, subject: str) -> float:
     try:
         value = float(text)
     except (TypeError, ValueError):
         value = float("nan")
     if not abs(value) < 1 << 32:
-        raise BadSampleError(f"{what} is {text!r:.40}, expected a number of pixels")
+        raise BadSampleError(f"{subject} is {text!r:.40}, expected a number of pixels")
     return value

@@ -186,9 +186,9 @@ class SampleForm:
             if value is None or name in self.members or name == self.label:
                 continue
             if name not in self.rest:
-                what = f"has no field {name!r}; it has {', '.join((*self.members, *self.rest))}"
+                problem = f"has no field {name!r}; it has {', '.join((*self.members, *self.rest))}"
             elif hasattr(value, "__array__") and len(getattr(value, "shape", "")):
-                what = f"has an array as {name!r}, which is JSON in earlier samples"
+                problem = f"has an array as {name!r}, which is JSON in earlier samples"
             else:
                 continue
             known = {*self.members, self.label, *self.rest}
@@ -198,7 +198,7 @@ class SampleForm:
                 if other not in known and content is not None
             }
             raise SourceError(
-                f"{what}. The first samples decide the fields; state the kind of every member with  "
+                f"{problem}. The first samples decide the fields; state the kind of every member with  "
                 f"fields={self._named(others | {name: _kind(name, value)})!r}  (or 'drop')"
             )
 
@@ -291,20 +291,20 @@ def _kinds(values: Mapping[str, Any], features: Mapping[str, Any]) -> dict[str, 
 
 def _kind_of_feature(name: str, feature: Any) -> str:
     """The kind of the plain Python values of a Hugging Face feature; "" if unknown."""
-    what, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
+    kind, dtype = type(feature).__name__, str(getattr(feature, "dtype", ""))
     is_label = name.lower() in _LABELS
-    if what == "Image":
+    if kind == "Image":
         return "mask" if name.lower().startswith(_MASKS) else "image"
-    if what == "ClassLabel":
+    if kind == "ClassLabel":
         return LABEL if is_label else "json"
-    if what == "Value":
+    if kind == "Value":
         if "string" in dtype:
             return LABEL if is_label else "text"
         if "binary" in dtype:
             return ""
         return (TARGET if "float" in dtype else LABEL) if is_label else "json"
-    if what in ("Sequence", "List", "LargeList", "list", "dict"):
-        return TARGET if is_label and what != "dict" else "json"
+    if kind in ("Sequence", "List", "LargeList", "list", "dict"):
+        return TARGET if is_label and kind != "dict" else "json"
     return ""
 
 
@@ -500,7 +500,7 @@ def _plain(value: Any) -> Any:
 
 
 EXAMINED = 16
-"""So many samples are looked at to know what their members are."""
+"""Number of samples that are examined to recognise their members."""
 _Errors = (SourceError, BadSampleError)
 
 

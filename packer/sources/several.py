@@ -85,12 +85,12 @@ class SeveralSources:
             {},
             fields,
             classes,
-            [(f"{self._names[i]}/{name}", reason) for i, one in enumerate(listings) for name, reason in one.left_out],
+            [(f"{self._names[i]}/{name}", why) for i, other in enumerate(listings) for name, why in other.left_out],
             list(chain.from_iterable(listing.warnings for listing in listings)),
             skip_strays=any(listing.skip_strays for listing in listings),
             shuffles=all(listing.shuffles for listing in listings),
             estimated=any(listing.estimated for listing in listings),
-            max_workers=min((one.max_workers for one in listings if one.max_workers is not None), default=None),
+            max_workers=min((other.max_workers for other in listings if other.max_workers is not None), default=None),
         )
         for name, members in parts.items():
             joined.splits[name] = self._join(members, numbers, len(fields))

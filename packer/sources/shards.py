@@ -230,19 +230,23 @@ class ShardSource(FileSource):
             listing.warnings.append(f"{self.root}: by their names {missing} are missing, such as {', '.join(some)}")
         return listing
 
-    def _files(self, one: str) -> list[tuple[str, ShardFile]]:
-        """(split of the samples that state none, shard) of a folder. one: the split if no name states any."""
+    def _files(self, split_name: str) -> list[tuple[str, ShardFile]]:
+        """(split of the samples that state none, shard) of a folder. split_name: the split if no name states one."""
         files = [(folder, ShardFile(path)) for folder, path in shard_files(self.root)]
         kinds = {file.kind: file.path for _, file in files}
         if len(kinds) != 1:
             names = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
-            what = f"shards of several formats: {names}; keep each in a separate folder" if kinds else "no shards in it"
-            raise SourceError(f"{self.root}: {what}")
+            problem = (
+                f"shards of several formats: {names}; keep each in a separate folder" if kinds else "no shards in it"
+            )
+            raise SourceError(f"{self.root}: {problem}")
         names_of = [file.path.name.lower() for _, file in files]
         says_splits = any(folder for folder, _ in files) or any(
             split_of_name(name) != "train" or "train" in name for name in names_of
         )
-        return [(folder or split_of_name(file.path.name) if says_splits else one, file) for folder, file in files]
+        return [
+            (folder or split_of_name(file.path.name) if says_splits else split_name, file) for folder, file in files
+        ]
 
     @contextmanager
     def open_files(self) -> Iterator[ShardReader]:
@@ -295,11 +299,11 @@ class _Samples:
         self._has_image |= bool(sample.fault or sample.place or has_main)
         part = self._parts.setdefault(sample.split or self._split, _Part(sample.split))
         part.widen(len(self._fields))
-        what = sample.fault or sample.place or (None if has_main else f"the sample has no {self._main}")
+        main = sample.fault or sample.place or (None if has_main else f"the sample has no {self._main}")
         ranges = tuple((*at, self._fields[name]) for name, at in sample.ranges.items())
         size = sum(length for _, length in sample.ranges.values()) or sample.bytes
         names = [sample.names.get(name, "") for name in self._fields]
-        place = (len(self._files) - 1, what, *sorted(ranges))
+        place = (len(self._files) - 1, main, *sorted(ranges))
         part.add(names, place, size, key=sample.key, label=label)
 
     def listing(self) -> SourceListing:
@@ -420,15 +424,15 @@ class ShardReader:
         self._shards, self._fields = shards, fields
 
     def read(self, place: Place, arena: Arena) -> Sequence[Buffer | None]:
-        file, what, *ranges = place
-        if isinstance(what, str):
-            raise BadSampleError(what)
+        file, main, *ranges = place
+        if isinstance(main, str):
+            raise BadSampleError(main)
         payloads: list[Buffer | None] = [None] * self._fields
         for offset, length, number in ranges:  # in file order: a stream is read forward only
             self._shards[file].file.read_into(offset, arena.rest()[:length])
             payloads[number] = arena.take(length)
-        if what is not None:
-            payloads[0] = self._shards[file].places.read(what)
+        if main is not None:
+            payloads[0] = self._shards[file].places.read(main)
         return payloads
 
 

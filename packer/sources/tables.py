@@ -324,19 +324,19 @@ def _refuse_strays(
     fractions = [i for i in strays if _FRACTION.fullmatch(names[i])]
     strange, meant = {names[i] for i in strays}, {names[i] for i in rows}
     if len(fractions) == len(strays):
-        what = (
+        problem = (
             "is not a whole number; labels are class numbers or names, unless most have fractions (--field "
             "NAME:target=COLUMN takes all labels as numbers)"
         )
     elif rows and (len(strange) <= len(meant) or len(strays) * _FEWEST_NAMES < len(rows)):
         be = "is a whole number" if len(rows) == 1 else "are whole numbers"
-        what = f"is a name, but {plural(len(rows), 'other label')} {be}"
+        problem = f"is a name, but {plural(len(rows), 'other label')} {be}"
     else:
         return
     more = f" (and so for {plural(len(strays) - 1, 'more row')})" if len(strays) > 1 else ""
     raise SourceError(
-        f"{table.where(lines[strays[0]])}: the label {names[strays[0]]!r} {what}{more}; write a whole number there, or "
-        f"nothing where there is no label; to have classes by name, write a name in every row, such as class_3 for 3"
+        f"{table.where(lines[strays[0]])}: the label {names[strays[0]]!r} {problem}{more}; write a whole number, or "
+        f"nothing for no label; to have classes by name, write a name in every row, such as class_3 for 3"
     )
 
 
@@ -551,11 +551,11 @@ def _required(table: Table, name: str, argument: str) -> str:
     return name
 
 
-def first_column(columns: Iterable[str], wanted: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
-    """The first of the wanted names, in any case, that is a column and not taken; None if there is none."""
+def first_column(columns: Iterable[str], names: Iterable[str], taken: Iterable[str | None] = ()) -> str | None:
+    """The first of `names` that is a column (ignoring case) and not taken, or None."""
     free = [column for column in columns if column not in {*taken}]
     folded = {column.casefold(): column for column in reversed(free)}
-    return next((name if name in free else folded[name] for name in wanted if name in free or name in folded), None)
+    return next((name if name in free else folded[name] for name in names if name in free or name in folded), None)
 
 
 def _check_field(table: Table, field: str, column: str, kind: str) -> None:

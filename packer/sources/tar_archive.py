@@ -203,9 +203,7 @@ def _followed(
 
 def _is_folder(target: str, folders: Sequence[str]) -> bool:
     """Whether any of the sorted folders is the target or below it."""
-    following = (
-        folders[at] for wanted in (target, f"{target}/") if (at := bisect_left(folders, wanted)) < len(folders)
-    )
+    following = (folders[at] for name in (target, f"{target}/") if (at := bisect_left(folders, name)) < len(folders))
     return any(folder == target or folder.startswith(f"{target}/") for folder in following)
 
 

@@ -276,10 +276,10 @@ class Fetcher:
             late = request.is_ended or (
                 isinstance(error, errors.TimeoutError) and not isinstance(error, errors.NewConnectionError)
             )
-            what = (
+            reason = (
                 f"no full answer in {self.options.timeout:g} s" if late else f"the connection failed ({_short(error)})"
             )
-            return _Answer(reason=what, again=not isinstance(error, errors.SSLError))
+            return _Answer(reason=reason, again=not isinstance(error, errors.SSLError))
         finally:
             request.timer.cancel()
             self._under_way.discard(request)
@@ -300,7 +300,7 @@ class Fetcher:
             )
         if headers.get("Content-Encoding", "identity") != "identity":
             return _Answer(
-                reason=f"the answer is compressed with {headers['Content-Encoding']:.20}, which was not asked for"
+                reason=f"the answer is compressed with {headers['Content-Encoding']:.20}, which was not requested"
             )
         return self._body(response)
 

@@ -105,14 +105,14 @@ class VocSource(AnnotatedSource):
 
     def _lists(self, images: Sequence[str], split: str | None) -> dict[str, Sequence[str]]:
         """The image names of each split."""
-        wanted = None if self.image_sets is None else checked_name(RelativePath, self.image_sets, "image_sets")
-        folders = [self.root / SETS / name for name in ((wanted,) if wanted else ("Main", "Segmentation"))]
+        chosen = None if self.image_sets is None else checked_name(RelativePath, self.image_sets, "image_sets")
+        folders = [self.root / SETS / name for name in ((chosen,) if chosen else ("Main", "Segmentation"))]
         folder = next((folder for folder in folders if folder.is_dir()), folders[0])
         names = [name for name in SPLIT_NAMES if (folder / f"{name}.txt").is_file()]
         if not {"train", "val"} & {*names} and (folder / "trainval.txt").is_file():
             names.append("trainval")
-        if not names and wanted is not None:
-            raise SourceError(f"{self.root}: no lists in {SETS}/{wanted} (image_sets={self.image_sets!r})")
+        if not names and chosen is not None:
+            raise SourceError(f"{self.root}: no lists in {SETS}/{chosen} (image_sets={self.image_sets!r})")
         if not names and not images:
             raise SourceError(f"{self.root}: no images in {IMAGES}")
         return {name: _names_of(self.note(folder / f"{name}.txt")) for name in names} or {split or "train": images}

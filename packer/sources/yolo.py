@@ -144,9 +144,9 @@ class YoloSource(AnnotatedSource):
 
     # --- the splits ---
     def _splits(
-        self, one: str, images: Mapping[str, TreeFile], warnings: list[str]
+        self, split_name: str, images: Mapping[str, TreeFile], warnings: list[str]
     ) -> dict[str, tuple[str, Sequence[str]]]:
-        """(folder, images) of each split. one: the name of the split if there is only one, unnamed."""
+        """(folder, images) of each split. split_name: the name of a single unnamed split."""
         known: dict[str, tuple[str, Sequence[str]]] = {}
         missing: list[str] = []
         for name, texts in self._about.splits.items():
@@ -156,16 +156,16 @@ class YoloSource(AnnotatedSource):
                 known[name] = self._images_of(there, images, warnings)
         if missing:
             seen = f"splits are those of the folders: {listed([*yolo_folders(self.root)])}"
-            seen = "images that no other split names are left out" if known else seen
-            what = f"its paths are not below its folder: {listed(missing)}"
-            warnings.append(f"{self._about.path}: {what}; {seen}")
+            seen = "other images are left out" if known else seen
+            problem = f"its paths are not below its folder: {listed(missing)}"
+            warnings.append(f"{self._about.path}: {problem}; {seen}")
         owner: dict[str, str] = {}
         for name, (_, members) in known.items():
             if shared := [path for path in members if owner.setdefault(path, name) != name]:
                 pair = f"{plural(len(shared), 'image')} in both {owner[shared[0]]} and {name}"
                 warnings.append(f"{self._about.path}: {pair}, such as {shared[0]!r}; both have them")
         folders = yolo_folders(self.root) or {"": ""}
-        return known or {name or one: (folder, _below(folder, images)) for name, folder in folders.items()}
+        return known or {name or split_name: (folder, _below(folder, images)) for name, folder in folders.items()}
 
     def _resolved(self, name: str, text: str) -> str | None:
         """The file or folder for a path in data.yaml, relative to the root; None if it does not exist.
@@ -329,10 +329,10 @@ class YoloSource(AnnotatedSource):
         if points and count != 5 + points * each:
             raise BadSampleError(f"line {line}: {count} numbers, expected {5 + points * each} for {points} points")
         if not points and count != 5 and (count < 7 or count % 2 == 0):
-            what = (
+            expected = (
                 "as with a confidence, which labels do not have" if count == 6 else "for neither a box nor an outline"
             )
-            raise BadSampleError(f"line {line}: {count} numbers, {what}")
+            raise BadSampleError(f"line {line}: {count} numbers, {expected}")
         most = len(self._about.names) or _MAX_CLASSES
         if not numbers[0].is_integer() or not 0 <= numbers[0] < most:
             raise BadSampleError(f"line {line}: {words[0]!r:.40} is not a class number, expected 0 to {most - 1}")

@@ -17,7 +17,7 @@ __all__ = ["crashes_at", "end_of", "forked", "in_child", "killed_in_child", "lim
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit this process to so many bytes of address space beyond its current size.
+    """Limit this process to a number of bytes of address space beyond its current size.
 
     The limit is relative, because a forked child starts with everything that the tests have loaded.
     """

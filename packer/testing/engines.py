@@ -89,9 +89,9 @@ def parts(out: Path) -> int:
         return 0
 
 
-def wait_for(what: Callable[[], bool], why: str) -> None:
+def wait_for(condition: Callable[[], bool], why: str) -> None:
     end = time.monotonic() + DEADLINE
-    while not what():
+    while not condition():
         assert time.monotonic() < end, f"waited {DEADLINE} s for {why}"
         time.sleep(0.005)
 

@@ -115,8 +115,11 @@ class ReaderSuite:
 
     def test_fields_that_some_samples_lack(self, reader: Any, truth: Truth) -> None:
         assert list(reader.fields) == list(truth.fields)
+        rows = {name: [i for i, one in enumerate(column) if one is not None] for name, column in truth.fields.items()}
+        for name, data in reader.read_fields(rows).items():
+            assert [bytes(one) for one in data] == [truth.fields[name][i] for i in rows[name]]
         for name, column in truth.fields.items():
-            present = [i for i, data in enumerate(column) if data is not None]
+            present = rows[name]
             assert [bytes(data) for data in reader.read_many(present, name)] == [column[i] for i in present]
             assert [bytes(data) for data in reader.stream(present, name)] == [column[i] for i in present]
             assert [bytes(reader.read(i, name)) for i in present] == [column[i] for i in present]

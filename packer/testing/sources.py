@@ -49,12 +49,12 @@ def places(listing: SourceListing, split: str) -> list[tuple[Any, int]]:
     return [pair for block in sent.slices() for pair in zip(block.places, block.bytes, strict=True)]
 
 
-def payloads(source: Any, wanted: Sequence[tuple[Any, int]], room: int = 1 << 16) -> list[tuple[bytes | None, ...]]:
+def payloads(source: Any, places: Sequence[tuple[Any, int]], room: int = 1 << 16) -> list[tuple[bytes | None, ...]]:
     """The fields of samples, read as a worker does: into memory that is reused. room: its initial size in bytes."""
     arena = Arena(lambda: None, room)
     read = []
     with source.open() as reader:
-        for place, size in wanted:
+        for place, size in places:
             arena.begin(size + 1)
             read.append(tuple(None if data is None else bytes(data) for data in reader.read(place, arena)))
     return read

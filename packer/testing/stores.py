@@ -58,7 +58,9 @@ def some(seed: int, count: int) -> list[tuple[int, int, int]]:
 def digests(store: Store, places: list[tuple[int, int, int]]) -> list[bytes]:
     """The bytes at some places, read all at once; reading them one by one must give the same."""
     payloads = [bytes(data) for data in store.read(extents(places))]
-    assert payloads == [bytes(store.read_one(*one)) for one in zip(*(c.tolist() for c in extents(places)), strict=True)]
+    assert payloads == [
+        bytes(store.read_one(*extent)) for extent in zip(*(c.tolist() for c in extents(places)), strict=True)
+    ]
     return payloads
 
 

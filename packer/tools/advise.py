@@ -170,7 +170,7 @@ def choose_variants(headers: Sequence[ImageHeader], choices: Choices) -> tuple[l
 # and counted.
 _SAMPLE_BYTES = 256 << 20
 _LARGEST_BYTES = 1 << 30
-_DRAWN = 4  # at most this many times the images asked for, if some of the samples drawn are not images
+_DRAWN = 4  # limit of drawn samples, as a multiple of the requested images, if some samples are not images
 _REASON = 60  # characters
 
 
@@ -432,7 +432,7 @@ def _compare(
     plan = recipe.plan(0, 0, positions, np.full(_CROPS, height), np.full(_CROPS, width)).boxes
     boxes = zip(*(side.tolist() for side in (plan.left, plan.top, plan.width, plan.height)), strict=True)
     shares = [(left / width, top / height, (left + w) / width, (top + h) / height) for left, top, w, h in boxes]
-    wanted = [_crop(whole, share, image_size) for share in shares]
+    originals = [_crop(whole, share, image_size) for share in shares]
     for trial, data in zip(trials, encoded, strict=True):
         if data is None:
             continue
@@ -440,7 +440,7 @@ def _compare(
             trial.differences[i] = [(0.0, 0.0, 0)] * _CROPS
             continue
         pixels = decode_image(data)
-        apart = [np.abs(_crop(pixels, share, image_size) - crop) for share, crop in zip(shares, wanted, strict=True)]
+        apart = [np.abs(_crop(pixels, share, image_size) - crop) for share, crop in zip(shares, originals, strict=True)]
         trial.differences[i] = [(float(d.mean()), float(np.square(d).mean()), int(d.max())) for d in apart]
 
 
@@ -576,7 +576,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A recommendation. choice: the thing to do; reason: the figures behind it; commands: the commands to run."""
+    """A recommendation. choice: the action; reason: its figures; commands: the commands to run."""
 
     topic: str
     choice: str
@@ -615,14 +615,14 @@ class Facts:
         """The measurement of the original images."""
         return self.measured[0]
 
-    def rate(self, one: Measured) -> float:
+    def rate(self, result: Measured) -> float:
         """Images/s that the usable CPUs of this machine can decode and augment."""
-        return self.cpus / one.decode.value
+        return self.cpus / result.decode.value
 
-    def keeps_up(self, one: Measured) -> bool:
+    def keeps_up(self, result: Measured) -> bool:
         """Whether decoding is fast enough for training; True if the rate of training is unknown."""
         needed = self.job.images_per_second
-        return needed is None or self.rate(one) >= _SPARE * needed
+        return needed is None or self.rate(result) >= _SPARE * needed
 
 
 @dataclass(frozen=True)
@@ -648,9 +648,9 @@ class Advice(Facts):
     def to_dict(self) -> dict[str, Any]:
         """The advice as numbers, strings, lists and dictionaries; an unknown upper end is None."""
         plain = asdict(self) | {"total": self.total}
-        for entry, one in zip(plain["measured"], self.measured, strict=True):
-            entry |= {"images_per_second": self.rate(one), "flags": list(one.variant.flags)}
-            if not math.isfinite(one.set_bytes.high):
+        for entry, result in zip(plain["measured"], self.measured, strict=True):
+            entry |= {"images_per_second": self.rate(result), "flags": list(result.variant.flags)}
+            if not math.isfinite(result.set_bytes.high):
                 entry["set_bytes"]["high"] = None
         return plain
 
@@ -693,61 +693,65 @@ def choose(facts: Facts) -> Measured:
     error of those about as fast as the fastest, or the original if that is about as fast.
     """
     most = math.inf if facts.job.max_error is None else facts.job.max_error
-    allowed = [one for one in facts.measured if not one.variant.keep and one.error <= most]
-    enough = [one for one in allowed if facts.keeps_up(one)]
+    allowed = [result for result in facts.measured if not result.variant.keep and result.error <= most]
+    enough = [result for result in allowed if facts.keeps_up(result)]
     if facts.original in enough:
-        exact = [one for one in enough if one.psnr is None and not one.refused]
-        smallest = min(exact, key=lambda one: one.image_bytes)
+        exact = [result for result in enough if result.psnr is None and not result.refused]
+        smallest = min(exact, key=lambda result: result.image_bytes)
         return smallest if smallest.image_bytes <= _WORTHWHILE * facts.original.image_bytes else facts.original
     if _lossless_form(facts) is not None:
         return facts.original
     if enough:
-        return min(enough, key=lambda one: (one.error, one.image_bytes))
+        return min(enough, key=lambda result: (result.error, result.image_bytes))
     quickest = max(map(facts.rate, allowed))
     if quickest < _BETTER * facts.rate(facts.original):
         return facts.original
-    return min((one for one in allowed if facts.rate(one) * _BETTER >= quickest), key=lambda one: one.error)
+    return min(
+        (result for result in allowed if facts.rate(result) * _BETTER >= quickest), key=lambda result: result.error
+    )
 
 
 def _lossless_form(facts: Facts) -> Measured | None:
     """A form for a cache of this package that keeps up and has the same pixels; None if there is none."""
-    forms = (one for one in facts.measured if one.variant.keep and one.psnr is None and facts.keeps_up(one))
+    forms = (
+        result for result in facts.measured if result.variant.keep and result.psnr is None and facts.keeps_up(result)
+    )
     return next(forms, None) if facts.job.reader == "packer" else None
 
 
 def frontier(facts: Facts, gain: float = _BETTER) -> list[Measured]:
     """The variants to pack that are faster than every variant with less error by `gain` or more, by ascending error."""
     chosen: list[Measured] = []
-    for one in sorted(facts.measured, key=lambda one: (one.error, -facts.rate(one))):
-        if not one.variant.keep and (not chosen or facts.rate(one) >= gain * facts.rate(chosen[-1])):
-            chosen.append(one)
+    for result in sorted(facts.measured, key=lambda result: (result.error, -facts.rate(result))):
+        if not result.variant.keep and (not chosen or facts.rate(result) >= gain * facts.rate(chosen[-1])):
+            chosen.append(result)
     return chosen
 
 
 def _why_original(facts: Facts) -> str:
-    wanted, form = facts.job.images_per_second, _lossless_form(facts)
+    needed, form = facts.job.images_per_second, _lossless_form(facts)
     decoded = f"{plural(facts.cpus, 'CPU')} decode {facts.rate(facts.original):,.0f} images/s"
-    if wanted is None:
+    if needed is None:
         steps = "; ".join(
-            f"{facts.rate(one) / _SPARE:,.0f} images/s {one.variant.name}"
-            + (f" (mean error {one.error:.1f} of 255)" if one.psnr is not None else "")
-            for one in frontier(facts, _STEP)
+            f"{facts.rate(result) / _SPARE:,.0f} images/s {result.variant.name}"
+            + (f" (mean error {result.error:.1f} of 255)" if result.psnr is not None else "")
+            for result in frontier(facts, _STEP)
         )
         flags = "--images-per-second or --simulate-step"
         return f"{decoded}; the rate that training needs is unknown ({flags}). With a tenth to spare, up to {steps}"
     if facts.keeps_up(facts.original):
-        return f"decoding is fast enough: {decoded}, training needs {wanted:,.0f}; nothing is lost"
+        return f"decoding is fast enough: {decoded}, training needs {needed:,.0f}; nothing is lost"
     if form is not None:
         return (
-            f"{decoded}, training needs {wanted:,.0f}, and a cache gives {facts.rate(form):,.0f} without any loss: "
+            f"{decoded}, training needs {needed:,.0f}, and a cache gives {facts.rate(form):,.0f} without any loss: "
             f'readers.cached(reader, keep="{form.variant.keep}"), {human_bytes(form.set_bytes.value)} for the whole set'
         )
     limit = "" if facts.job.max_error is None else f" with a mean error up to {facts.job.max_error:g}"
-    return f"{decoded} and training needs {wanted:,.0f}, but no variant{limit} is faster by {_BETTER - 1:.0%}"
+    return f"{decoded} and training needs {needed:,.0f}, but no variant{limit} is faster by {_BETTER - 1:.0%}"
 
 
 def _why(facts: Facts, chosen: Measured) -> str:
-    wanted, original = facts.job.images_per_second or 0, facts.original
+    needed, original = facts.job.images_per_second or 0, facts.original
     cpus, rate = plural(facts.cpus, "CPU"), facts.rate(chosen)
     size = (
         f"{human_bytes(chosen.image_bytes)} an image instead of {human_bytes(original.image_bytes)}, "
@@ -763,7 +767,7 @@ def _why(facts: Facts, chosen: Measured) -> str:
     )
     return (
         f"{cpus} decode the unchanged images at {facts.rate(original):,.0f} images/s, and training needs "
-        f"{wanted:,.0f}; {gain} "
+        f"{needed:,.0f}; {gain} "
         f"(mean {chosen.error:.2g} of 255, worst crop {chosen.worst:.2g}, PSNR {chosen.psnr:.0f} dB); {size}; {cost}. "
         f"The loss cannot be undone: keep the originals"
     )
@@ -865,7 +869,7 @@ def advise(
     watcher.note(f"measuring {plural(len(variants), 'variant')} of {plural(len(sample.images), 'image')}")
     total, scale = sum(splits.values()), (crop_scale, 1.0)
     measured = tuple(_measure(sample, total, variants, choices.image_size, scale, seconds, watcher))
-    missing = [variant.name for variant in variants if all(variant != one.variant for one in measured)]
+    missing = [variant.name for variant in variants if all(variant != result.variant for result in measured)]
     if missing:
         notes.append(
             f"{', '.join(missing)}: almost no image of the sample can be encoded in this variant, or becomes smaller"
@@ -891,7 +895,7 @@ def advise(
         seconds=time.monotonic() - started,
         image_size=choices.image_size,
         chosen=measured.index(choose(facts)),
-        frontier=tuple(measured.index(one) for one in frontier(facts)),
+        frontier=tuple(measured.index(result) for result in frontier(facts)),
         recommendations=tuple(recommend(facts)),
         notes=(*notes, *_notes(sample, listing, facts)),
     )
@@ -902,12 +906,12 @@ def _notes(sample: _Sample, listing: SourceListing, facts: Facts) -> list[str]:
     notes = [f"{count} of {sample.drawn} drawn left out: {reason} (the first: {sample.examples[reason]})"
              for reason, count in sample.left_out.most_common()]  # fmt: skip
     notes += [*listing.warnings, *remarks_of([sample.remarks])]
-    encoded = min(one.images + one.refused for one in facts.measured)
+    encoded = min(result.images + result.refused for result in facts.measured)
     if encoded < len(sample.images):
         notes.append(
             f"only {encoded} of {plural(len(sample.images), 'image')} were encoded in time; measure longer (seconds=)"
         )
-    refused = Counter({one.reason: one.refused for one in facts.measured if one.refused})
+    refused = Counter({result.reason: result.refused for result in facts.measured if result.refused})
     notes += [f"{plural(count, 'image')} cannot be encoded again: {reason}" for reason, count in refused.most_common()]
     if facts.job.reader != "packer":
         notes.append(f"images/s are those of ImageLoader; {facts.job.reader} may be slower or faster")
@@ -926,18 +930,18 @@ def advice_lines(advice: Advice, width: int = 110) -> list[str]:
     """The table of variants, then numbered recommendations with their commands."""
     splits = ", ".join(f"{name} {count:,}" for name, count in advice.splits.items())
     rate = advice.job.images_per_second
-    wanted = "" if rate is None else f"; needed: {rate:,.0f} images/s"
+    needed = "" if rate is None else f"; needed: {rate:,.0f} images/s"
     quickest = max(map(advice.rate, advice.measured))
     first, *variants = table(
         _HEADINGS,
-        [_cells(advice, one) for one in advice.measured],
+        [_cells(advice, entry) for entry in advice.measured],
         width - 2,
-        bars=[advice.rate(one) / quickest for one in advice.measured],
+        bars=[advice.rate(entry) / quickest for entry in advice.measured],
         optional=("encoding", "worst", "PSNR", "an image"),
     )
     lines = [
         f"{advice.title}: {plural(advice.total, 'image')} ({splits}), of which {advice.sampled:,} were sampled",
-        f"decode, RandomResizedCrop({advice.image_size}) and flip from memory on {plural(advice.cpus, 'CPU')}{wanted}",
+        f"decode, RandomResizedCrop({advice.image_size}) and flip from memory on {plural(advice.cpus, 'CPU')}{needed}",
         "",
         f"  {first}",
         *(f"{'→' if number == advice.chosen else ' '} {line}" for number, line in enumerate(variants)),
@@ -947,18 +951,24 @@ def advice_lines(advice: Advice, width: int = 110) -> list[str]:
         ),
     ]
     lines += [line for note in advice.notes for line in wrapped(f"note: {note}", width, " " * 6)]
-    for number, one in enumerate(advice.recommendations, 1):
-        lines += ["", f"{number}. {one.topic}: {one.choice}", *wrapped(f"   {one.reason}", width, "   ")]
-        lines += [f"   $ {command}" for command in one.commands]
+    for number, entry in enumerate(advice.recommendations, 1):
+        lines += ["", f"{number}. {entry.topic}: {entry.choice}", *wrapped(f"   {entry.reason}", width, "   ")]
+        lines += [f"   $ {command}" for command in entry.commands]
     return lines
 
 
-def _cells(advice: Advice, one: Measured) -> tuple[str, ...]:
+def _cells(advice: Advice, result: Measured) -> tuple[str, ...]:
     """The cells of a variant under _HEADINGS; its size with half of the interval in percent, if that rounds above 0."""
-    around = 50 * (one.set_bytes.most - one.set_bytes.low) / max(one.set_bytes.value, 1.0)
-    size = human_bytes(one.set_bytes.value) + (f" ±{around:.0f} %" if around >= 0.5 else "")
-    cells = (one.variant.name, human_bytes(one.image_bytes), size, f"{advice.rate(one):,.0f}")
-    if one.variant.is_original:
+    around = 50 * (result.set_bytes.most - result.set_bytes.low) / max(result.set_bytes.value, 1.0)
+    size = human_bytes(result.set_bytes.value) + (f" ±{around:.0f} %" if around >= 0.5 else "")
+    cells = (result.variant.name, human_bytes(result.image_bytes), size, f"{advice.rate(result):,.0f}")
+    if result.variant.is_original:
         return (*cells, "", "", "", "")
-    encoding = human_seconds(one.encode * advice.total / advice.cpus)
-    return (*cells, f"{one.error:.2f}", f"{one.worst:.1f}", "same" if one.psnr is None else f"{one.psnr:.1f}", encoding)
+    encoding = human_seconds(result.encode * advice.total / advice.cpus)
+    return (
+        *cells,
+        f"{result.error:.2f}",
+        f"{result.worst:.1f}",
+        "same" if result.psnr is None else f"{result.psnr:.1f}",
+        encoding,
+    )

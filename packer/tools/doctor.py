@@ -117,13 +117,13 @@ def _install() -> Iterator[Check]:
     where = Path(__file__).parents[2]
     yield Check("packer", "ok", f"{__version__} at {where}; Python {platform.python_version()} at {sys.executable}")
     if sys.platform != "linux":
-        works = f"{sys.platform}: sets of this machine can be read; packing, staging and caches are made for Linux"
+        works = f"{sys.platform}: local sets can be read; packing, staging and caches need Linux"
         yield Check("system", "note", works, "for the rest, use WSL 2 on Windows, a container on macOS")
     owners = importlib.metadata.packages_distributions()
     project = Path("pyproject.toml")
     is_checkout = project.is_file() and f'name = "{DISTRIBUTION}"' in project.read_text(errors="replace")
     if is_checkout and not Path.cwd().is_relative_to(where):
-        source = "this directory is a checkout of packer: a script here imports its source, not what is installed"
+        source = "this directory is a checkout of packer: a script here imports its source, not the installed package"
         yield Check("directory", "note", source, "run scripts from another directory, or pip install -e .")
     for name in _OURS:
         others = sorted({owner for owner in owners.get(name, ()) if owner != DISTRIBUTION})
@@ -224,12 +224,16 @@ def _extras() -> Iterator[Check]:
     except importlib.metadata.PackageNotFoundError:
         yield Check("extras", "problem", f"{DISTRIBUTION} is not installed", "pip install . in its checkout")
         return
-    core = [one for one in requirements if one.marker is None]
+    core = [requirement for requirement in requirements if requirement.marker is None]
     by_extra = {
-        extra: [one for one in requirements if one not in core and one.marker and one.marker.evaluate({"extra": extra})]
+        extra: [
+            requirement
+            for requirement in requirements
+            if requirement not in core and requirement.marker and requirement.marker.evaluate({"extra": extra})
+        ]
         for extra in sorted(set(names) - _NOT_SHOWN)
     }
-    packages = sorted({one.name for needs in by_extra.values() for one in needs})
+    packages = sorted({requirement.name for needs in by_extra.values() for requirement in needs})
     with ThreadPoolExecutor(max(1, usable_cpus())) as pool:
         versions = dict(zip(packages, pool.map(_imported, packages), strict=True))
     for extra, needs in by_extra.items():
@@ -250,7 +254,7 @@ def _codec() -> Check:
     if reason := unsupported_reason():
         return Check(about, "note", f"libjpeg decodes JPEGs, and caches cannot keep coefficients: {reason}")
     codec = load_codec()
-    text = f"compiled by {codec.COMPILER}; this CPU takes its variant {codec.choose()}"
+    text = f"compiled by {codec.COMPILER}; this CPU uses its variant {codec.choose()}"
     if codec.COMPILER == "GCC":
         advice = f"in a checkout:  {BUILD_BY_CLANG}"
         return Check(about, "note", f"{text}; Clang makes it up to a fifth faster", advice)
@@ -259,15 +263,15 @@ def _codec() -> Check:
 
 def _extra(extra: str, needs: list[Requirement], versions: dict[str, str | Exception | None]) -> Check:
     about, install = f"[{extra}]", install_command(extra)
-    known = {one.name: versions[one.name] for one in needs}
+    known = {requirement.name: versions[requirement.name] for requirement in needs}
     broken = [f"{name}: {version}" for name, version in known.items() if isinstance(version, Exception)]
     missing = [name for name, version in known.items() if version is None]
     if broken:
         return Check(about, "problem", f"installed, but cannot be imported: {'; '.join(broken)}", install)
     if missing:
         return Check(about, "note", f"not installed: {', '.join(missing)}", install)
-    old = [f"{one.name} {known[one.name]} (needs {one.specifier})" for one in needs
-           if not one.specifier.contains(str(known[one.name]), prereleases=True)]  # fmt: skip
+    old = [f"{requirement.name} {known[requirement.name]} (needs {requirement.specifier})" for requirement in needs
+           if not requirement.specifier.contains(str(known[requirement.name]), prereleases=True)]  # fmt: skip
     if old:
         return Check(about, "problem", f"too old: {', '.join(old)}", install)
     return Check(about, "ok", ", ".join(f"{name} {version}" for name, version in known.items()))

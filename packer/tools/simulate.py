@@ -438,13 +438,13 @@ class History:
         If only some nodes are simulated, every sample counts as read by some node from the second epoch on, because the
         samples that drop_last leaves out are unknown.
         """
-        wanted = nodes.astype(self._kind)
+        owners = nodes.astype(self._kind)
         seen, by_any = np.zeros((2, len(samples)), np.bool_)
         for before in self._epochs[:-1]:
             node = before[samples]
-            seen |= node == wanted
+            seen |= node == owners
             by_any |= (node != self._none) if self._is_whole else True
-        self._epochs[-1][samples] = wanted
+        self._epochs[-1][samples] = owners
         return seen, by_any
 
 
@@ -649,7 +649,7 @@ def copy_seconds(node_bytes: float, job: Job, machine: Machine) -> float:
 def run_epoch(traffic: Traffic, job: Job, machine: Machine, *, is_staged: bool, copied: float) -> dict[str, Any]:
     """The times of an epoch, as fields of `Epoch`, from the traffic of the simulated nodes.
 
-    is_staged: whether local bytes are on a disk. copied: bytes that each node copies meanwhile.
+    is_staged: whether local bytes are on a disk. copied: bytes that each node copies during the epoch.
     """
     costs = _costs(traffic, job, machine, is_staged)
     reading = np.max(np.stack(list(costs.values())), axis=0)

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
     from readers.coefficients.decode import Table
 
 _JPEG = b"\xff\xd8\xff"
-MAX_STACK_BYTES = (
-    4 << 20
-)  # larger images gain nothing: decoding takes far longer than a call of torch of torch of torch
+MAX_STACK_BYTES = 4 << 20  # larger images gain nothing: decoding takes far longer than a call of torch
 
 
 def alike(jobs: Sequence[Job], sizes: Sequence[tuple[int, int]]) -> bool:
@@ -472,8 +470,8 @@ def _stepped(image: torch.Tensor, steps: Steps, box: Sequence[int] | None, fit: 
     resizes the box.
     """
     *some, (op, parameters) = steps
-    for one, values in some:
-        image = one.apply(image, (values,))
+    for applied, values in some:
+        image = applied.apply(image, (values,))
     if isinstance(op, Moved):
         return affine(image, (parameters,), op.sampling, box, fit)
     image = op.apply(image, (parameters,))

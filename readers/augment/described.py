@@ -87,7 +87,7 @@ def _evaluated(node: ast.expr) -> Any:
     name = node.func.id if isinstance(node.func, ast.Name) else ""
     kind = getattr(registry, name) if name in registry.__all__ else None
     if not (isinstance(kind, type) and issubclass(kind, (Op, registry.AspectBuckets))):
-        raise ValueError(f"{name or 'what is called'} is not an op of readers.augment")
+        raise ValueError(f"{name or 'the called object'} is not an op of readers.augment")
     named = {str(keyword.arg): _evaluated(keyword.value) for keyword in node.keywords}
     return kind(*map(_evaluated, node.args), **named)
 

@@ -113,7 +113,7 @@ class BatchRenderer:
         if any(job.before for job in jobs):
             moved = {} if self._kernel is None else self._moved(pictures, jobs)
             both = list(zip(pictures, jobs, strict=True))
-            made = [moved.get(i) or (self._passed(*one) if one[1].before else one) for i, one in enumerate(both)]
+            made = [moved.get(i) or (self._passed(*pair) if pair[1].before else pair) for i, pair in enumerate(both)]
             pictures, jobs = zip(*made, strict=True)
         common = jobs[0].last.steps if jobs else ()
         steps = [(op, [job.last.steps[k][1] for job in jobs]) for k, (op, _) in enumerate(common)]

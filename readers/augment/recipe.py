@@ -210,7 +210,7 @@ def made_of(ops: Sequence[Sequence[Op]] | str, images: str | None, on_error: str
     if not isinstance(ops, str):
         for op in itertools.chain(*ops):
             if not type(op).__module__.startswith("readers.augment.ops."):
-                return made_of(f"{type(op).__name__} is no op of readers.augment", images, on_error)
+                return made_of(f"{type(op).__name__} is not an op of readers.augment", images, on_error)
         return {"ops": [[repr(op) for op in of_view] for of_view in ops], "images": images or "", "on_error": on_error}
     return {"ops": ops, "images": images or "", "on_error": on_error}
 

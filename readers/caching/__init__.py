@@ -26,12 +26,12 @@ from readers.caching.store import (
     CHECKS,
     Cached,
     CachedStats,
+    CacheSettings,
     Capacity,
     Check,
     Originals,
     Slots,
     Subset,
-    Terms,
     agree,
     budget,
     measure,
@@ -175,7 +175,7 @@ def cached(
     except CacheError as error:
         _warn(f"all samples are read without a cache: {error}")
         threshold = size = 0
-    terms = Terms(threshold, tuple(measures.shares), rate_of(measures.form))
+    settings = CacheSettings(threshold, tuple(measures.shares), rate_of(measures.form))
     shared: SharedByteCache | None = None
     if size:
         # The name of a cache has its job's name; a cache that outlives its job must not have one.
@@ -183,19 +183,19 @@ def cached(
         where = {"directory": Path(directory), "backend": backend, "job": job, "persist": persist, "comm": comm}
         shared = _open_shared(reader, _kind(form.kind, slots, table, compress), len(slots), size, where)
     if shared is not None:
-        agreed = agree(shared, terms)
+        agreed = agree(shared, settings)
         if agreed is None:
             _warn(f"all samples are read without a cache: another process of {shared!r} has not published its settings")
             shared.close()
             shared = None
-        terms = agreed or terms
+        settings = agreed or settings
     if shared is not None and form.converts and not form.is_for_decoders and "image" in slots.fields:
         _warn_of_depth(reader, form)
-    form = with_rate(form, terms.rate)
+    form = with_rate(form, settings.rate)
     if form.is_for_decoders:
-        below = Cached(reader.decoding or reader.store, shared, slots, terms, form, table.columns, check)
+        below = Cached(reader.decoding or reader.store, shared, slots, settings, form, table.columns, check)
         return CachedReader(table, Originals(below, reader.store), below)
-    store = Cached(reader.store, shared, slots, terms, form, table.columns, check)
+    store = Cached(reader.store, shared, slots, settings, form, table.columns, check)
     forms = (*table.forms, form) if form.converts else table.forms
     return CachedReader(Table(table.columns, table.rows, forms), store)
 

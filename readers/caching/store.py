@@ -6,7 +6,7 @@ are returned without being stored. Views stay valid as long as they are referenc
 
 The shared memory has numbered slots:
 
-    0                      the terms on which all users agree, as JSON
+    0                      the settings that all users share, as JSON
     then, field by field   one slot for each row of the subset
 """
 
@@ -42,7 +42,7 @@ _AGREE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Terms:
+class CacheSettings:
     """The settings on which the users of a cache must agree; the first process writes them into the shared memory.
 
     threshold: see `Subset`.
@@ -58,18 +58,20 @@ class Terms:
         return json.dumps({"threshold": self.threshold, "packed": self.packed, "rate": self.rate}).encode()
 
 
-def agree(shared: SharedByteCache, proposed: Terms) -> Terms | None:
-    """The terms of the process that came first; None if they cannot be read."""
+def agree(shared: SharedByteCache, proposed: CacheSettings) -> CacheSettings | None:
+    """The settings of the first process; None if they cannot be read."""
     until = time.monotonic() + _AGREE_SECONDS
     while True:
         text = shared.get(0)
         if text is not None:
             try:
-                terms = json.loads(bytes(text))
-                return Terms(int(terms["threshold"]), tuple(map(str, terms["packed"])), float(terms["rate"]))
+                content = json.loads(bytes(text))
+                return CacheSettings(
+                    int(content["threshold"]), tuple(map(str, content["packed"])), float(content["rate"])
+                )
             except (ValueError, KeyError, TypeError):
                 return None
-        # Refused while another process writes its terms.
+        # Refused while another process writes its settings.
         if not shared.put(0, proposed.to_json()) and time.monotonic() > until:
             return None
         time.sleep(0.001)
@@ -90,7 +92,7 @@ Capacity: TypeAlias = int | float | str
 _PEEKED, _TAKEN, _TAKEN_BYTES = 16, 256, 32 << 20
 _MARGIN = 1.1  # factor on estimates: missing room costs hits, spare room costs little
 _SLOT_BYTES = 64  # payloads are aligned to this
-_TERMS_BYTES = 4096
+_SETTINGS_BYTES = 4096
 _SLACK = 200  # 1/200 of the room is for payloads that are stored again after damage
 _COMPRESSED = tuple(MEDIA.index(name) for name in ("jpeg", "png", "webp", "gif"))
 EVERYTHING = 1 << 64  # the threshold that keeps all rows rows rows
@@ -169,8 +171,8 @@ class Subset:
 
     def spread(self, count: int) -> _Ints:
         """At most `count` rows spread over the set, always the same ones, in stored order."""
-        wanted = np.arange(min(count, len(self)), dtype=np.int64)
-        ranks = np.sort(Permutation(len(self), 0, purpose="measured").forward(wanted))
+        numbers = np.arange(min(count, len(self)), dtype=np.int64)
+        ranks = np.sort(Permutation(len(self), 0, purpose="measured").forward(numbers))
         return ranks + self.rows.start if isinstance(self.rows, range) else self.rows[ranks]
 
     def _below(self, rows: _Ints) -> npt.NDArray[np.bool_]:
@@ -205,7 +207,7 @@ def _hash(row: int) -> int:
 
 @dataclass(frozen=True)
 class Slots:
-    """The slots of a cache: slot 0 has the terms, then one slot for each row of the subset, field by field.
+    """The slots of a cache: slot 0 has the settings, then one slot for each row of the subset, field by field.
 
     numbers: positions of the kept fields among all fields of the table.
     payloads: the numbering of the table's payloads.
@@ -311,15 +313,15 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
     if share is not None:
         chosen = every.limited(round(share * len(every)), lambda run: run * 0 + 1)
         kept = chosen.total(weights)
-        return chosen.threshold, _TERMS_BYTES + kept + kept // _SLACK
+        return chosen.threshold, _SETTINGS_BYTES + kept + kept // _SLACK
     payload = every.total(weights)
-    whole = _TERMS_BYTES + payload + payload // _SLACK
+    whole = _SETTINGS_BYTES + payload + payload // _SLACK
     room = cache_budget(directory) if bytes_asked is None else None
     table = SharedByteCache.table_bytes(len(measures.slots))
     limit = min(whole, max(0, room.bytes - table) if room is not None else bytes_asked or 0)
     if limit >= whole:
         return every.threshold, whole
-    chosen = every.limited(max(0, limit - _TERMS_BYTES - limit // _SLACK), weights)
+    chosen = every.limited(max(0, limit - _SETTINGS_BYTES - limit // _SLACK), weights)
     kept = sum(len(run) for run in chosen.kept())
     if room is not None and (room.is_cramped or not kept):
         warnings.warn(
@@ -327,7 +329,7 @@ def budget(capacity: Capacity, measures: Measures, directory: Path | None) -> tu
         )
     elif not kept:
         largest = max(int(weights(run).max(initial=0)) for run in every.kept())
-        least = (_TERMS_BYTES + largest + 1) * _SLACK // (_SLACK - 1) + 1
+        least = (_SETTINGS_BYTES + largest + 1) * _SLACK // (_SLACK - 1) + 1
         warnings.warn(
             f"a capacity of {bytes_asked:,} bytes keeps no sample, so all samples are read without a cache: one takes "
             f"up to {least:,} bytes, all {len(every):,} take {whole:,}",
@@ -438,20 +440,20 @@ class Cached(StoreOver):
         source: Store,
         shared: SharedByteCache | None,
         slots: Slots,
-        terms: Terms,
+        settings: CacheSettings,
         form: Form,
         columns: Columns,
         check: Check = "never",
     ) -> None:
-        self.source, self.shared, self.slots, self.terms = source, shared, slots, terms
+        self.source, self.shared, self.slots, self.settings = source, shared, slots, settings
         self.form, self.columns, self.check_payloads = form, columns, check
         self._setup()
 
     def _setup(self) -> None:
-        self.subset = replace(self.slots.subset, threshold=self.terms.threshold)
+        self.subset = replace(self.slots.subset, threshold=self.settings.threshold)
         fields = self.columns.fields
         self._image = fields.index("image") if "image" in fields and self.form.converts else -1
-        self._packed = {fields.index(name) for name in self.terms.packed}
+        self._packed = {fields.index(name) for name in self.settings.packed}
         self._plain = self.check_payloads == "never" and not self._packed
         self._tracks_files = bool(self.source.state)
         self._checked = bytearray()
@@ -539,7 +541,7 @@ class Cached(StoreOver):
         self.source.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        names = ("source", "shared", "slots", "terms", "form", "columns", "check_payloads")
+        names = ("source", "shared", "slots", "settings", "form", "columns", "check_payloads")
         return {name: getattr(self, name) for name in names}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -705,7 +707,7 @@ class Originals(StoreOver):
         images = self._payloads.field(extents.row) == self._image
         if images.all() or not images.any():
             return (self.below if images.any() else self.source).read(extents)
-        return [self.read_one(*one) for one in zip(*(column.tolist() for column in extents), strict=True)]
+        return [self.read_one(*extent) for extent in zip(*(column.tolist() for column in extents), strict=True)]
 
     def prefetch(self, extents: Extents, below_bytes: int | None = None) -> None:
         images = self._payloads.field(extents.row) == self._image

@@ -4,7 +4,7 @@
     decode     these bytes, a region  ──►  the pixels of libjpeg-turbo, bit for bit
     decode_resized  …, a size, flips  ──►  the same, as torch resizes them; decode_boxes: of several images at once
 
-`layout` says what the bytes are, docs/cache.md what is kept and what it costs. Importing this package takes
+`layout` documents the bytes, docs/cache.md what is kept and its cost. Importing this package takes
 numpy alone; `encode` and `decode` need the compiled codec, which is built when the package is installed
 (`unsupported_reason` says why it is missing).
 """

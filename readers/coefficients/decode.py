@@ -92,7 +92,9 @@ def decode_jpeg(
         return None
     reduce, box = stored_box(_shape_of(header), region)
     size = (box[2], box[3], 3)
-    pixels = np.frombuffer((scratch or Scratch()).pixels(math.prod(size)), np.uint8, math.prod(size)).reshape(size)
+    count = math.prod(size)
+    memory = np.empty(count, np.uint8) if scratch is None else np.frombuffer(scratch.pixels(count), np.uint8, count)
+    pixels = memory.reshape(size)
     part = _part(reduce, box, region.coarse)
     if load_codec().decode_jpeg(data, (header.height, header.width), part, pixels):
         return None

@@ -34,14 +34,14 @@ _SCAN_COLUMNS = 17
 _TOO_LONG = 9
 _REASONS = {
     1: "it is truncated",
-    2: "a restart marker out of turn",
+    2: "a restart marker out of order",
     3: "fewer restart markers than its interval says",
     4: "bytes are left over before a marker",
     5: "a code that its Huffman table does not have",
     6: "more than 64 coefficients in a block",
     7: "it is truncated",
-    8: "a coefficient of more bits than a refinement has",
-    _TOO_LONG: "its coefficients take too many times the bytes of the JPEG",
+    8: "a coefficient with more bits than a refinement allows",
+    _TOO_LONG: "its coefficients take too many times the JPEG's bytes",
     10: "coefficients beyond what images of 8 bits have",
 }
 
@@ -105,7 +105,10 @@ def _scans_of(frame: Frame) -> tuple[npt.NDArray[np.int64], tuple[tuple[bool, Hu
         row = [scan.start, scan.stop, scan.restart, scan.first, scan.last, scan.high, scan.low, len(scan.components)]
         for component, dc, ac in zip(scan.components, scan.dc, scan.ac, strict=True):
             kinds = (True, dc), (frame.is_progressive, ac)
-            row += [component, *(-1 if one is None else used.setdefault((raw, one), len(used)) for raw, one in kinds)]
+            row += [
+                component,
+                *(-1 if table is None else used.setdefault((raw, table), len(used)) for raw, table in kinds),
+            ]
         rows.append(row + [0] * (_SCAN_COLUMNS - len(row)))
     return np.array(rows, np.int64), tuple(used)
 

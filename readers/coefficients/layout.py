@@ -95,9 +95,9 @@ PAIRS = ((0, 4), (2, 6), (1, 5), (3, 7))
 WORKING = np.array([8 * line + column for pair in PAIRS for column in range(8) for line in pair])
 
 
-def _between(wanted: npt.NDArray[np.int64], given: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The indices that turn a block in the order `given` into the order `wanted`."""
-    return np.argsort(given)[wanted].astype(np.int64)
+def _between(target: npt.NDArray[np.int64], source: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The indices that turn a block in the order `source` into the order `target`."""
+    return np.argsort(source)[target].astype(np.int64)
 
 
 SPARSE_ZIGZAG = _between(SPARSE, _ZIGZAG)  # for each bit of a mask, the number of its coefficient in a JPEG

@@ -154,11 +154,11 @@ def _read_frame(process: int, body: bytes) -> Frame:
     if bits != 8 or components not in (1, 3) or not height or not width or len(body) != 6 + 3 * components:
         raise Refused(f"{bits} bits, {components} components, {height} x {width} pixels")
     names, samplings, tables = (tuple(body[6 + i :: 3]) for i in range(3))
-    factors = [divmod(one, 16) for one in samplings]
+    factors = [divmod(factor, 16) for factor in samplings]
     across, down = factors[0] if components == 3 else (1, 1)
     if components == 3 and ((across, down) not in SUBSAMPLINGS or factors[1:] != [(1, 1), (1, 1)]):
         raise Refused(f"sampling factors {factors}")
-    if len(set(names)) < components or not all(1 <= one <= 4 for pair in factors for one in pair):
+    if len(set(names)) < components or not all(1 <= factor <= 4 for pair in factors for factor in pair):
         raise Refused("two components of one name, or sampling factors beyond 4")
     return Frame(process, height, width, components, across, down, names, tables)
 
@@ -221,10 +221,12 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, s
     count = header[0]
     if not 1 <= count <= frame.components or len(header) != 4 + 2 * count:
         raise Refused("a damaged scan header")
-    components = tuple(frame.names.index(one) if one in frame.names else -1 for one in header[1 : 1 + 2 * count : 2])
+    components = tuple(
+        frame.names.index(entry) if entry in frame.names else -1 for entry in header[1 : 1 + 2 * count : 2]
+    )
     if min(components) < 0 or list(components) != sorted(set(components)):
         raise Refused("a scan of unknown components, or in another order than the frame")
-    selectors = [divmod(one, 16) for one in header[2 : 2 + 2 * count : 2]]
+    selectors = [divmod(entry, 16) for entry in header[2 : 2 + 2 * count : 2]]
     first, last, bits = header[1 + 2 * count :]
     high, low = divmod(bits, 16)
     is_band = first > 0
@@ -234,11 +236,11 @@ def _read_scan(frame: Frame, state: _State, data: Buffer, body: int, end: int, s
         if high and low != high - 1:
             raise Refused("a scan that refines by more than a bit")
     elif (first, last, bits) != (0, _COEFFICIENTS - 1, 0):
-        raise Refused("a sequential scan of a part of the coefficients")
+        raise Refused("a sequential scan with only a part of the coefficients")
     needs_dc = not is_band and not (frame.is_progressive and high)
     needs_ac = is_band or not frame.is_progressive
-    dc = tuple(_table(state, 0, one[0]) if needs_dc else None for one in selectors)
-    ac = tuple(_table(state, 1, one[1]) if needs_ac else None for one in selectors)
+    dc = tuple(_table(state, 0, entry[0]) if needs_dc else None for entry in selectors)
+    ac = tuple(_table(state, 1, entry[1]) if needs_ac else None for entry in selectors)
     if stop == len(data):
         raise Refused("it is truncated")
     while stop > end and data[stop - 1] == 0xFF:  # any number of FF may come before a marker

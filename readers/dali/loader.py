@@ -68,7 +68,7 @@ class FieldBatches:
             if (epoch, number) not in self._asked:
                 self._asked[epoch, number] = self._ask(source, epoch, *source.samples_of(epoch, number))
         positions, rows = source.samples_of(epoch, step)
-        values = [one for part in self._asked.pop((epoch, step)) for one in part.result()]
+        values = [item for part in self._asked.pop((epoch, step)) for item in part.result()]
         if returned is not None:
             kept = source.kept(epoch, step, returned)
             positions, rows, values = positions[kept], rows[kept], [values[i] for i in kept.tolist()]
@@ -194,7 +194,7 @@ class DaliLoader(FeedLoader):
         return self._fields.wanted
 
     def close(self) -> None:
-        """Stop the pipeline and its processes, and end a loop under way; the next loop starts them again."""
+        """Stop the pipeline and its processes, and end the current loop; the next loop starts them again."""
         if self._place.begun is not None:
             self._interrupt("this loader was closed")
             self._put(self._place.next)
@@ -376,7 +376,7 @@ def _decoded_beside(fields: Fields, options: PipelineOptions) -> FieldBatches | 
 
 
 def _diagnose(source: Source, epoch: int, steps: range) -> tuple[int, str] | None:
-    """(row, reason) of the first bad sample in the batches that were under way when DALI failed; None if there is none.
+    """(row, reason) of the first bad sample in the unfinished batches when DALI failed, or None.
 
     DALI's messages name neither key nor batch. So the batches are read again in this process, which raises the error
     of a worker process, and their images are decoded by this package's decoder.

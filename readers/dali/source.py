@@ -285,27 +285,27 @@ class Source:
         info, plan = self.plan(epoch, positions, rows)
         faults: dict[int, Exception] = {}
         reasons: dict[int, str] = {}
-        for i, (row, one) in enumerate(zip(rows.tolist(), data, strict=True)):
-            if isinstance(one, Exception):
-                faults[i] = one
-            elif row in self.undecodable or not len(one):
+        for i, (row, payload) in enumerate(zip(rows.tolist(), data, strict=True)):
+            if isinstance(payload, Exception):
+                faults[i] = payload
+            elif row in self.undecodable or not len(payload):
                 reasons[i] = self.undecodable.get(row, "its image has no bytes")
         if info is not None and plan is not None:
             for i in np.flatnonzero((info.height == 0) | (info.width == 0)).tolist():
-                if not isinstance(one := data[i], Exception):
-                    reasons.setdefault(i, f"its header cannot be read: {refusal(one)}")
+                if not isinstance(payload := data[i], Exception):
+                    reasons.setdefault(i, f"its header cannot be read: {refusal(payload)}")
             for i in np.flatnonzero(np.isin(info.media, _FOREIGN_CODES)).tolist():
                 reasons.setdefault(i, _FOREIGN[MEDIA[info.media[i]]])
             for i, error in plan.boxes.bad.items():
                 reasons.setdefault(i, str(error))
             # Boxes are of upright images, and DALI turns images by EXIF only.
             for i in np.flatnonzero(info.orientation > 1).tolist():
-                one = data[i]
-                if not isinstance(one, Exception) and exif_orientation(one) != info.orientation[i]:
+                payload = data[i]
+                if not isinstance(payload, Exception) and exif_orientation(payload) != info.orientation[i]:
                     reasons.setdefault(i, "its orientation does not come from EXIF, and DALI reads no XMP or text")
         if self.on_error != "raise":
-            for i, one in enumerate(data):
-                if not isinstance(one, Exception) and i not in reasons and (reason := refusal(one)):
+            for i, payload in enumerate(data):
+                if not isinstance(payload, Exception) and i not in reasons and (reason := refusal(payload)):
                     reasons[i] = reason
         return {i: BadSampleError(reason) for i, reason in reasons.items()} | faults, plan
 
@@ -355,9 +355,9 @@ def refusal(data: Buffer) -> str:
             media = read_header(data).media
         except BadSampleError as final:
             return str(final)
-        return _FOREIGN.get(media) or f"{error}: our decoder goes past this damage, DALI does not"
+        return _FOREIGN.get(media) or f"{error}: our decoder tolerates this damage, DALI does not"
     if media == "jpeg" and not has_clean_header(data):
-        return "jpeg image: stray bytes or a damaged segment before its pixels, which our decoder goes past, not DALI"
+        return "jpeg image: stray bytes or a damaged segment before its pixels, which only our decoder tolerates"
     return _FOREIGN.get(media, "")
 
 

@@ -17,7 +17,7 @@ failed.
     PNG, WebP, GIF, BMP, TIFF, pixels of a cache, unknown                CPU
 
 GPU libraries decode a list in one call, and one bad image fails the call. Then the list is halved, and each half is
-tried by itself: a bad image among n costs about 2 log2(n) further calls, and no other image.
+tried alone: a bad image among n costs about 2 log2(n) further calls, and no other image.
 
 Their errors do not say whether the image or the device is at fault: torchcodec and torchvision raise RuntimeError for
 everything, from a broken bit stream to a lost device, and the same status of nvJPEG may mean either. So a decoder is
@@ -157,7 +157,7 @@ class ListDecoder:
             self._check_device(error)
             results = self._halve(encoded, error)
         made = [self._picture(*row) for row in zip(results, headers, images, strict=True)]
-        refused = [one for one in made if isinstance(one, BadSampleError)]
+        refused = [result for result in made if isinstance(result, BadSampleError)]
         self._seen[""] += len(made) - len(refused)
         if refused:
             self._check_device(refused[0])
@@ -372,7 +372,7 @@ def decode_batch(images: Sequence[Buffer], decoder: Decoder) -> list[Decoded]:
             if _may_have(headers[row], frame, image):
                 on_device.append(row)
     decoded = decoder.decode([images[row] for row in on_device], [headers[row] for row in on_device])
-    results |= {row: one for row, one in zip(on_device, decoded, strict=True) if isinstance(one, Picture)}
+    results |= {row: picture for row, picture in zip(on_device, decoded, strict=True) if isinstance(picture, Picture)}
     others = [row for row in headers if row not in results]
     decoded = CpuDecoder(decoder.device).decode([images[row] for row in others], [headers[row] for row in others])
     results |= zip(others, decoded, strict=True)

@@ -15,7 +15,7 @@ where a resize hides them:
 Coefficients that a cache keeps in place of a JPEG (`readers.coefficients`) give the pixels of the JPEG, to the bit, in
 every box and at every scale.
 
-JPEGs for which libjpeg warns or fails are left to Pillow, which decides what is damaged beyond use: it continues after
+JPEGs for which libjpeg warns or fails are left to Pillow, which decides which damage is an error: it continues after
 most warnings, with the same pixels, and reads colour samplings that TurboJPEG has no name for. An image that is damaged
 where decoding can go past it is decoded, as by Pillow; the CRC32C of the index is there to find that.
 """
@@ -186,7 +186,7 @@ def _load(image: Image, header: ImageHeader) -> None:
 def _layout_of(image: Image) -> str:
     """Pillow's name for the layout of a pixel's values in the file; "" if they are stored in planes."""
     arguments = (tile[-1] for tile in tiles_of(image))
-    names = {one[0] if isinstance(one, tuple) and one else one for one in arguments}
+    names = {argument[0] if isinstance(argument, tuple) and argument else argument for argument in arguments}
     name = names.pop() if len(names) == 1 else ""
     return name if isinstance(name, str) else ""
 
@@ -335,7 +335,7 @@ def _decode_rows(
     except ValueError as error:
         if not harmless(str(error)) or not has_clean_header(source):
             return None
-        # It raised behind the last row: the pixels are where they belong.
+        # It raised after the last row, so all pixels are in place.
         return np.frombuffer(memory, np.uint8, math.prod(shape)).reshape(shape)
     pixels: npt.NDArray[np.uint8] | None = decoded if decoded.shape == shape else None
     return pixels

@@ -4,7 +4,7 @@ An image need not be moved to be turned by its EXIF orientation if the kernel st
 gives these steps, which may be negative; torch has no negative steps, so `upright_tensor` copies if necessary.
 
 `DecodeStream` is the one place where CUDA streams of decoding, augmenting and training meet. nvJPEG's hardware engine
-writes its output without regard to what is queued on the stream it is given, so on GPUs that have one (A100, H100 and
+writes its output without waiting for the work queued on its stream, so on GPUs that have one (A100, H100 and
 later) it may overwrite a block which the allocator has given out again while queued kernels still read it
 (pytorch/vision#9606, torchcodec#1634: 134 of 200 decodes). Hence:
 
@@ -105,15 +105,15 @@ class Share:
     value: the share of the next batch, 0 to 1. One thread adds measurements; any thread may read. Raises ValueError.
     """
 
-    def __init__(self, wanted: CpuShare = 0.0, threads: int = 1) -> None:
-        if isinstance(wanted, str):
-            valid = wanted == "auto"
+    def __init__(self, requested: CpuShare = 0.0, threads: int = 1) -> None:
+        if isinstance(requested, str):
+            valid = requested == "auto"
         else:
-            valid = isinstance(wanted, Real) and not isinstance(wanted, bool) and 0 <= wanted <= 1
+            valid = isinstance(requested, Real) and not isinstance(requested, bool) and 0 <= requested <= 1
         if not valid:
-            raise ValueError(f"cpu_share is 'auto' or a number from 0 to 1, not {wanted!r}")
-        self.wanted: CpuShare = "auto" if isinstance(wanted, str) else float(wanted)
-        self.value = _FIRST if isinstance(wanted, str) else float(wanted)
+            raise ValueError(f"cpu_share is 'auto' or a number from 0 to 1, not {requested!r}")
+        self.wanted: CpuShare = "auto" if isinstance(requested, str) else float(requested)
+        self.value = _FIRST if isinstance(requested, str) else float(requested)
         self._threads, self._batches = threads, 0
         self._device, self._device_rest = _Mean(), _Mean()
         self._cpu, self._cpu_rest = _Mean(), _Mean()

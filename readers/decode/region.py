@@ -114,11 +114,11 @@ def check_coding(data: Buffer, header: ImageHeader, frame: int) -> None:
     """
     bits = data[frame - 1]
     if bits != _BITS:
-        raise BadSampleError(f"jpeg image: has {bits} bits a sample; no decoder here takes other than {_BITS}")
+        raise BadSampleError(f"jpeg image: has {bits} bits a sample; the decoders accept only {_BITS}")
     if header.components == 2:
-        raise BadSampleError("jpeg image: has 2 components; decoders here take 1, 3 or 4")
+        raise BadSampleError("jpeg image: has 2 components; the decoders accept 1, 3 or 4")
     if header.process not in _PROCESSES:
-        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder here takes")
+        raise BadSampleError(f"jpeg image: is of process SOF{header.process & 15}, which no decoder accepts")
 
 
 def has_clean_header(source: Any) -> bool:

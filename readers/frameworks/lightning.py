@@ -152,7 +152,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
         """Start the meters of the loaders of this epoch; new loaders get new meters."""
         dataloader = trainer.train_dataloader
         loaders = (
-            {f"{name}/": one for name, one in dataloader.items()}
+            {f"{name}/": part for name, part in dataloader.items()}
             if isinstance(dataloader, Mapping)
             else {"": dataloader}
         )
@@ -170,7 +170,7 @@ class MetricsCallback(Callback):  # type: ignore[misc]
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         step, every = trainer.global_step, trainer.log_every_n_steps
         if every and step // every > self._logged // every:
-            figures = {k: v for prefix, one in self._meters.items() for k, v in one.metrics(prefix=prefix).items()}
+            figures = {k: v for prefix, by in self._meters.items() for k, v in by.metrics(prefix=prefix).items()}
             for logger in trainer.loggers:
                 logger.log_metrics(figures, step=step - 1)  # Lightning logs values of this step under step - 1
             self._logged = step

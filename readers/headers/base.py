@@ -82,9 +82,9 @@ class RefusedImageError(BadSampleError):
     """An image that is refused even if a decoder would accept it."""
 
 
-def bad(media: str, at: int, expected: str, found: object) -> BadSampleError:
+def bad(media: str, at: int, expected: str, actual: object) -> BadSampleError:
     """The error for byte `at` of an image; the caller raises it."""
-    return BadSampleError(f"{media} image, byte {at}: expected {expected}, found {found}")
+    return BadSampleError(f"{media} image, byte {at}: expected {expected}, found {actual}")
 
 
 def truncated(media: str, at: int, expected: str, data: Buffer) -> BadSampleError:

@@ -58,7 +58,7 @@ def _formats(data: Buffer, media: str) -> tuple[str, ...]:
     if media not in PLUGINS:
         return _FORMATS
     if missing := missing_plugin(media):
-        raise BadSampleError(f"is not read by what is installed:  {missing}")
+        raise BadSampleError(f"is not read by any installed package:  {missing}")
     if media == "jxl":
         height, width = _jxl_size(data)
         if height * width > MAX_PIXELS // 2:

@@ -98,7 +98,9 @@ class DeviceWork(EpochWork):
         if self._kept is self._images:
             data = EpochWork._read_samples(self, positions, indices)
             if self.finishes:
-                able |= np.array([not isinstance(one, Exception) and is_coefficients(one) for one in data], np.bool_)
+                able |= np.array(
+                    [not isinstance(payload, Exception) and is_coefficients(payload) for payload in data], np.bool_
+                )
             routed, rows = able & ~chosen, np.flatnonzero(able & chosen)
             samples = [data[row] for row in rows.tolist()]
             sizes = [0 if isinstance(sample, Exception) else len(sample) for sample in samples]
@@ -405,11 +407,17 @@ class DeviceStage(Ahead[Batch]):
         boxes = self._decode_boxes(batch, [row for row in rows if row in batch.shapes])
         self._clock.lap("decode")
         decoded = (pictures, *boxes)
-        failed = {row: one for some in decoded for row, one in some.items() if isinstance(one, BadSampleError)}
+        failed = {
+            row: picture for some in decoded for row, picture in some.items() if isinstance(picture, BadSampleError)
+        }
         made: list[_Made] = []
         for jobs, some in zip(batch.jobs, boxes, strict=True):
-            whole = {row: (one, jobs[row]) for row, one in pictures.items() if isinstance(one, Picture)}
-            parts = {row: (one, _job_of_box(jobs[row], one)) for row, one in some.items() if isinstance(one, Picture)}
+            whole = {row: (picture, jobs[row]) for row, picture in pictures.items() if isinstance(picture, Picture)}
+            parts = {
+                row: (picture, _job_of_box(jobs[row], picture))
+                for row, picture in some.items()
+                if isinstance(picture, Picture)
+            }
             made.append({row: both for row, both in (whole | parts).items() if row not in failed})
         self._path.failures.given += len(pictures) + len(boxes[0])
         shared = sum(row in rows for row in batch.shared)

@@ -391,7 +391,7 @@ def _count_classes(reader: Reader) -> int:
 def _to_device(value: Any, device: torch.device) -> Any:
     """A field of a batch with its tensors on the device."""
     if isinstance(value, list | tuple):
-        return type(value)(_to_device(one, device) for one in value)
+        return type(value)(_to_device(item, device) for item in value)
     return value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
 
 

@@ -341,7 +341,7 @@ def _bytes_of(data: Sequence[Buffer | Exception]) -> int:
     try:
         return sum(map(len, data))  # type: ignore[arg-type]
     except TypeError:  # some are errors
-        return sum(len(one) for one in data if not isinstance(one, Exception))
+        return sum(len(payload) for payload in data if not isinstance(payload, Exception))
 
 
 class LoopTimers:
@@ -391,17 +391,17 @@ class LoopTimers:
 
     def get(self) -> None:
         """Training has got the batch, or an error."""
-        now, asked = time.perf_counter_ns(), self._asked
+        now, requested = time.perf_counter_ns(), self._asked
         if self.slot.trace is not None:
-            self.slot.trace.add(self.consumer.name, "wait for data", asked, now)
+            self.slot.trace.add(self.consumer.name, "wait for data", requested, now)
 
     def hand_out(self, images: int, bad: int = 0) -> None:
         """A batch of `images` images is returned, with `bad` skipped or replaced samples; the last ends the loop."""
-        left, (self._left, asked, self._asked) = self._left, (time.perf_counter_ns(), self._asked, 0)
-        self._wait += self._left - asked
+        left, (self._left, requested, self._asked) = self._left, (time.perf_counter_ns(), self._asked, 0)
+        self._wait += self._left - requested
         if not self._batches:
-            self._first_wait = self._left - asked
-        for lengths, ns in zip(self._lengths, (self._left - left, self._left - asked), strict=True):
+            self._first_wait = self._left - requested
+        for lengths, ns in zip(self._lengths, (self._left - left, self._left - requested), strict=True):
             bucket = bucket_of(ns)
             lengths[bucket] = lengths.get(bucket, 0) + 1
         self._batches += 1
@@ -469,14 +469,16 @@ class LoopTimers:
     def lifetime(self) -> Totals:
         """What this loop and those before it have spent; never less than before."""
         lengths = {
-            (kind, one): n for kind, of in zip(_LENGTHS, self._lengths, strict=True) for one, n in dict(of).items()
+            (kind, length): n
+            for kind, of in zip(_LENGTHS, self._lengths, strict=True)
+            for length, n in dict(of).items()
         }
         return self._earlier + Counter(self._totals(self._ended or time.perf_counter_ns())) + Counter(lengths)
 
     def _totals(self, now: int) -> dict[str, int]:
         crew = list(self._crew)
         every = [*crew, self.consumer, *([self.device] if self.device is not None else [])]
-        asked, full = self._asked, self._full  # what is under way counts
+        requested, full = self._asked, self._full  # what is under way counts
         return {
             **{stage: sum(clock.ns[stage] for clock in every) for stage in CLOCKED},
             **{f"sampled {stage}": sum(clock.sampled[stage] for clock in every) for stage in _RENDERED},
@@ -496,7 +498,7 @@ class LoopTimers:
             "seconds": now - self._began,
             "batches": self._batches,
             "images": self._images,
-            "wait": self._wait + (max(0, now - asked) if asked else 0),
+            "wait": self._wait + (max(0, now - requested) if requested else 0),
             "first wait": self._first_wait,
             "idle": self._idle + (max(0, now - full) if full else 0),
         }

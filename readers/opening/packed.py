@@ -280,15 +280,17 @@ class Checked(StoreOver):
     def read(self, extents: Extents) -> list[Buffer]:
         from crc32c import crc32c
 
-        found = self.source.read(extents)
-        payloads, expected = Payloads(len(self.columns.fields)), np.empty(len(found), np.uint32)
+        blocks = self.source.read(extents)
+        payloads, expected = Payloads(len(self.columns.fields)), np.empty(len(blocks), np.uint32)
         samples, numbers = payloads.sample(extents.row), payloads.field(extents.row)
         for number in {*numbers.tolist()}:
             which = numbers == number
             expected[which] = self.columns.field_column(self.columns.fields[number], "crc32c")[samples[which]]
-        for i in [i for i, (data, crc) in enumerate(zip(found, expected.tolist(), strict=True)) if crc32c(data) != crc]:
-            self._check(found[i], *(int(column[i]) for column in extents[:3]))
-        return found
+        for i in [
+            i for i, (data, crc) in enumerate(zip(blocks, expected.tolist(), strict=True)) if crc32c(data) != crc
+        ]:
+            self._check(blocks[i], *(int(column[i]) for column in extents[:3]))
+        return blocks
 
     def _check(self, data: Buffer, row: int, shard: int, offset: int) -> None:
         from crc32c import crc32c
@@ -296,11 +298,11 @@ class Checked(StoreOver):
         payloads = Payloads(len(self.columns.fields))
         sample, number = payloads.sample(row), payloads.field(row)
         field = self.columns.fields[number]
-        expected, found = int(self.columns.field_column(field, "crc32c")[sample]), crc32c(data)
-        if found != expected:
+        expected, actual = int(self.columns.field_column(field, "crc32c")[sample]), crc32c(data)
+        if actual != expected:
             damaged = DamagedSampleError(
                 f"sample {sample} (key {self.columns.keys()[sample]!r}, field {field!r}) at byte {offset} of "
-                f"{location(self.source, row, shard)}: CRC32C is {found:08x}, the index says {expected:08x}; "
+                f"{location(self.source, row, shard)}: CRC32C is {actual:08x}, the index says {expected:08x}; "
                 f"run  packer verify {quoted(self.columns.place)}"
             )
             raise self.columns.explained(damaged)
@@ -320,8 +322,8 @@ class Pixels(StoreOver):
         return self._behind_header(row, self.source.read_one(row, shard, offset, length))
 
     def read(self, extents: Extents) -> list[Buffer]:
-        found = self.source.read(extents)
-        return [self._behind_header(row, data) for row, data in zip(extents.row.tolist(), found, strict=True)]
+        blocks = self.source.read(extents)
+        return [self._behind_header(row, data) for row, data in zip(extents.row.tolist(), blocks, strict=True)]
 
     def _behind_header(self, row: int, data: Buffer) -> Buffer:
         from readers.headers.base import pixels_header

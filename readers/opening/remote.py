@@ -114,7 +114,7 @@ class _Origin:
     index_cache: str | os.PathLike[str] | None
 
     def home(self, changed: str) -> RemoteHome:
-        """The set as it is now. Raises StaleIndexError with the message `changed` if it is another one."""
+        """The current set at the address. Raises StaleIndexError with the message `changed` if it is another set."""
         home = RemoteHome(Remote(self.url), self.index_cache)
         if home.info.fingerprint() != self.fingerprint:
             raise StaleIndexError(changed)
@@ -277,8 +277,8 @@ class RemoteHome:
             raise _damaged(self.url.at(path), f"the CRC32C is {crc:08x}, dataset.json says {known.crc32c:08x}")
 
 
-def _damaged(place: str, what: str) -> DatasetError:
-    return DatasetError(f"{place}: {what}: the index is damaged or has been changed; upload the set again")
+def _damaged(place: str, problem: str) -> DatasetError:
+    return DatasetError(f"{place}: {problem}: the index is damaged or has been changed; upload the set again")
 
 
 @contextmanager

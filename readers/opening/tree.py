@@ -258,10 +258,10 @@ def unique_keys(names: Sequence[str]) -> Keys:
     positions = repeated(lambda: Keys(names, whole), count).tolist()
     if not positions:
         return Keys(names, whole)
-    found = [(i, names[i]) for i in positions]
-    images = Counter(key_of_name(name) for _, name in found if has_image_suffix(name))
-    others = Counter(key_of_name(name) for _, name in found if not has_image_suffix(name))
-    for i, name in found:
+    named = [(i, names[i]) for i in positions]
+    images = Counter(key_of_name(name) for _, name in named if has_image_suffix(name))
+    others = Counter(key_of_name(name) for _, name in named if not has_image_suffix(name))
+    for i, name in named:
         key = key_of_name(name)
         whole[i] = images[key] + (0 if has_image_suffix(name) else others[key]) != 1
     chosen = Keys(names, whole)
@@ -282,24 +282,24 @@ def arrange(
     """
     folder = files.in_folders()
     tops = {files.folders[number].partition("/")[0] for number in files.used_folders()}
-    found = [name for name in SPLIT_NAMES if name in tops]
-    if split is not None and found and split not in found:
-        split = next((other for other in same_split(split) if other in found), split)
-    if split is not None and found and split not in found:
-        raise SourceError(f"{where}: no split {split!r}; it has {', '.join(found)}")
-    roots = {f"{name}/": name for name in found} if found else {"": split or "train"}
+    known = [name for name in SPLIT_NAMES if name in tops]
+    if split is not None and known and split not in known:
+        split = next((other for other in same_split(split) if other in known), split)
+    if split is not None and known and split not in known:
+        raise SourceError(f"{where}: no split {split!r}; it has {', '.join(known)}")
+    roots = {f"{name}/": name for name in known} if known else {"": split or "train"}
     facts = _FolderFacts(files.folders, roots)
     split_of = facts.split[folder]
-    if found:
-        _leave_out_strays(files.take(np.flatnonzero(split_of < 0)), found[0], split, where, left_out)
+    if known:
+        _leave_out_strays(files.take(np.flatnonzero(split_of < 0)), known[0], split, where, left_out)
     classes = tuple(sorted({facts.classes[i] for i in files.used_folders() if facts.split[i] >= 0} - {""}))
     numbers = {name: number for number, name in enumerate(classes)} | {"": -1}
     label_of = np.array([numbers.get(name, -1) for name in facts.classes], np.int32)
     splits = {}
     for number, (root, name) in enumerate(roots.items()):
         if split in (None, name):
-            its = files.take(_in_order(np.flatnonzero(split_of == number), folder, facts.rank))
-            splits[name] = TreeSplit(root.rstrip("/"), its, label_of[its.in_folders()])
+            members = files.take(_in_order(np.flatnonzero(split_of == number), folder, facts.rank))
+            splits[name] = TreeSplit(root.rstrip("/"), members, label_of[members.in_folders()])
     return splits, classes
 
 
@@ -370,7 +370,7 @@ _SLICE = 1 << 14  # files of a large folder that a process gets at a time
 _EXAMINE_BLOCK = 1 << 15  # files that are put in order at a time
 _ALONE_SECONDS = 0.2  # work alone first: covers 75,000 files in memory, or hundreds on a slow server
 _MOST_FOLDERS = 64  # folders that a process gets at a time
-_LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as it is sorted, files before it there, path, reason
+_LeftOut: TypeAlias = "tuple[str, int, str, str]"  # folder as sorted, files before it in that folder, path, reason
 
 
 class _Folder(NamedTuple):
@@ -571,11 +571,11 @@ class _Walk:
         return False
 
     # --- results
-    def _add(self, batch: Sequence[tuple[str, bool]], found: _Found) -> None:
+    def _add(self, batch: Sequence[tuple[str, bool]], listed: _Found) -> None:
         """Add the folders of `batch` and their files."""
         below: list[tuple[str, bool]] = []
         start = len(self._names)
-        for (relative, is_linked), folder in zip(batch, found.folders, strict=True):
+        for (relative, is_linked), folder in zip(batch, listed.folders, strict=True):
             self._paths.append(relative)
             self._counts.append(folder.files)
             self._times.append(folder.time_ns)
@@ -587,8 +587,8 @@ class _Walk:
                 self._slices += [(path, at, min(at + _SLICE, stop)) for at in range(start, stop, _SLICE)]
             start = stop
         self._ahead += reversed(below)
-        self._names.extend_encoded(*found.names)
-        self._facts.frombytes(found.facts)
+        self._names.extend_encoded(*listed.names)
+        self._facts.frombytes(listed.facts)
 
     def _put(self, first: int, facts: bytes) -> None:
         self._facts[3 * first : 3 * first + len(facts) // 8] = array("q", facts)
@@ -649,11 +649,11 @@ def _names_at(names: Names, blocks: Iterable[npt.NDArray[np.int64]]) -> Names:
 
 
 def _facts_at(facts: npt.NDArray[np.int64], blocks: Iterable[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    found, first = np.empty_like(facts), 0
+    selected, first = np.empty_like(facts), 0
     for rows in blocks:
-        found[first : first + len(rows)] = facts[rows]
+        selected[first : first + len(rows)] = facts[rows]
         first += len(rows)
-    return found
+    return selected
 
 
 # Plain files as a reader: the table is a scan of names and sizes, the store reads whole files.

@@ -149,11 +149,11 @@ class Permutation:
         return self._apply(samples, backward=True)
 
     def _apply(self, values: npt.NDArray[np.int64], *, backward: bool) -> npt.NDArray[np.int64]:
-        given = np.asarray(values, np.int64)
-        flat = given.reshape(-1).view(np.uint64) if given.flags.c_contiguous else given.ravel().view(np.uint64)
+        numbers = np.asarray(values, np.int64)
+        flat = numbers.reshape(-1).view(np.uint64) if numbers.flags.c_contiguous else numbers.ravel().view(np.uint64)
         if flat.size and int(flat.max()) >= self.n:  # negative values are huge as unsigned ones
-            raise IndexError(f"{given.min()} to {given.max()} are not all inside the {self.n} of this permutation")
-        return _permute(flat, self._domain, self._keys, backward=backward).view(np.int64).reshape(given.shape)
+            raise IndexError(f"{numbers.min()} to {numbers.max()} are not all inside the {self.n} of this permutation")
+        return _permute(flat, self._domain, self._keys, backward=backward).view(np.int64).reshape(numbers.shape)
 
 
 def permute_each(
@@ -300,7 +300,7 @@ class PlainOrder(ABC):
     """The base of orders. Subclasses are frozen dataclasses with a field `seed`."""
 
     seed: int
-    # Fields that may differ on a resume: the epoch under way keeps the values that it began with.
+    # Fields that may differ on a resume: the current epoch keeps the values that it began with.
     _kept_by_epoch: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
@@ -321,20 +321,20 @@ class PlainOrder(ABC):
         """The samples at positions of the epoch, int64 [k], k >= 1."""
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        given = np.asarray(positions, np.int64)
-        if not given.size:
-            return given
-        flat = given.ravel()
+        array = np.asarray(positions, np.int64)
+        if not array.size:
+            return array
+        flat = array.ravel()
         if int(flat.view(np.uint64).max()) >= len(self):  # negative values are huge as unsigned ones
             raise IndexError(f"positions {flat.min()} to {flat.max()} are not all inside the {len(self)} of an epoch")
-        return self._samples_at(epoch, flat).reshape(given.shape)
+        return self._samples_at(epoch, flat).reshape(array.shape)
 
     def with_seed(self: _Self, seed: int) -> _Self:
         return replace(self, seed=check_counter("seed", seed))  # type: ignore[type-var]
 
     def resumed(self: _Self, spec: Mapping[str, Any], epoch: int = 0, cursor: int = 0) -> _Self:
-        began, mine = dict(spec), self.spec()
-        if began == mine:
+        began, current = dict(spec), self.spec()
+        if began == current:
             return self
         kept = {name: began.get(name) for name in self._kept_by_epoch}
         if kept and all(isinstance(value, int) for value in kept.values()):
@@ -345,7 +345,7 @@ class PlainOrder(ABC):
             if order.spec() == began:
                 return order
         raise ResumeError(
-            f"the epoch began with the order {_describe(began)} and cannot continue with {_describe(mine)}; "
+            f"the epoch began with the order {_describe(began)} and cannot continue with {_describe(current)}; "
             f"make the order with the same parameters, or start a new epoch"
         )
 

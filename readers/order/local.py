@@ -1,4 +1,4 @@
-"""Orders with locality: by blocks, by shards as they are staged, and by parts of nodes.
+"""Orders with locality: by blocks, by shards in the order of staging, and by parts of nodes.
 
 `BlockShuffled` permutes blocks, runs of consecutive samples of about `block_bytes`; `window` consecutive blocks of the
 result form a window, whose samples are permuted. Storage sees reads close to each other, but reads of whole blocks only

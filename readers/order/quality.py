@@ -156,8 +156,8 @@ def _reads(order: Order) -> Iterator[Int64s]:
     if isinstance(order, Sequential):
         yield np.arange(min(len(order), _SAMPLED), dtype=np.int64)
     elif isinstance(order, BlockShuffled):
-        wanted = _spread(order.blocks, max(1, _SAMPLED * order.blocks // max(1, len(order))))
-        for block in wanted.tolist():
+        sampled = _spread(order.blocks, max(1, _SAMPLED * order.blocks // max(1, len(order))))
+        for block in sampled.tolist():
             yield np.arange(order.starts[block], order.starts[block + 1])
     elif isinstance(order, Woven):
         visits = order.visits(0, _spread(len(order), max(1, _SAMPLED // order.block)))
@@ -166,8 +166,8 @@ def _reads(order: Order) -> Iterator[Int64s]:
         yield from order.indices(0, _spread(len(order), _SAMPLED)).reshape(-1, 1)
 
 
-def _spread(count: int, wanted: int) -> Int64s:
-    return np.unique(np.linspace(0, count - 1, min(count, wanted)).astype(np.int64))
+def _spread(count: int, number: int) -> Int64s:
+    return np.unique(np.linspace(0, count - 1, min(count, number)).astype(np.int64))
 
 
 def _extents(samples: Int64s, reader: Reader, field: str) -> tuple[Int64s, Int64s, Int64s]:

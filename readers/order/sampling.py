@@ -378,10 +378,10 @@ class Bucketed(PlainOrder):
         return other
 
     def resumed(self, spec: Mapping[str, Any], epoch: int = 0, cursor: int = 0) -> Bucketed:
-        began, mine = dict(spec), self.spec()
+        began, current = dict(spec), self.spec()
         stages, now = _parse(began.pop("steps", None), len(self._starts) - 1), self._stages[-1]
-        mine.pop("steps")
-        if began != mine or not stages:
+        current.pop("steps")
+        if began != current or not stages:
             return super().resumed(spec)  # raises ResumeError
         if stages[-1][1:] != now[1:]:
             stages = (*(stage for stage in stages if stage.cursor < cursor), now._replace(cursor=cursor))
@@ -402,13 +402,13 @@ class Bucketed(PlainOrder):
         return replace(self, batch_size=sizes, world_size=last.world_size).resumed(spec, epoch, cursor)
 
     def indices(self, epoch: int, positions: Int64s) -> Int64s:
-        given = np.asarray(positions, np.int64)
+        array = np.asarray(positions, np.int64)
         length = self._length(epoch)
-        if given.size and int(given.ravel().view(np.uint64).max()) >= length:
+        if array.size and int(array.ravel().view(np.uint64).max()) >= length:
             raise IndexError(
-                f"positions {given.min()} to {given.max()} are not all inside the {length} of epoch {epoch}"
+                f"positions {array.min()} to {array.max()} are not all inside the {length} of epoch {epoch}"
             )
-        return self._samples_at(epoch, given.ravel()).reshape(given.shape) if given.size else given
+        return self._samples_at(epoch, array.ravel()).reshape(array.shape) if array.size else array
 
     def _samples_at(self, epoch: int, positions: Int64s) -> Int64s:
         table = self._table(epoch)

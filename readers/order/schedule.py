@@ -27,7 +27,7 @@ global positions, independent of ranks, batch size and workers. On a resume it i
      "fingerprint": "…", "decoder": "…", "order": {"kind": "shuffled", "samples": 1281167}}
 
 Unknown members are ignored, so that later versions can add some. Two bind no resume and are for `readers.replay`:
-"run", how positions were dealt out since the run began (`Segment`), and "made", what was made of the samples.
+"run", how positions were dealt out since the run began (`Segment`), and "made", the processing of the samples.
 
 An order that divides its epochs into steps itself (`readers.order.base.Stepped`) has a `SteppedSchedule`: each step is
 divided into slices as above, and there is no tail.
@@ -104,8 +104,8 @@ class Schedule:
             share = -(-rest // self.world_size)
             first, last = local * share, (local + 1) * share
         else:
-            mine, ranks = (rest - group + groups - 1) // groups, self.world_size // groups
-            first, last = local * mine // ranks, (local + 1) * mine // ranks
+            group_samples, ranks = (rest - group + groups - 1) // groups, self.world_size // groups
+            first, last = local * group_samples // ranks, (local + 1) * group_samples // ranks
         return self._wrapped(base + group + groups * np.arange(first, last, dtype=np.int64), group, groups)
 
     def cursor_after(self, step: int, cursor: int = 0) -> int:

@@ -135,12 +135,12 @@ def built(graph: Graph, machine: Machine, *, batch_size: int, seed: int) -> Any:
                 output = graph(rocal)
                 if output is None:
                     raise PipelineError(
-                        "the graph returned None, as an operator of rocAL does that fails; its reason is printed above"
+                        "the graph returned None, like failing operators of rocAL; the reason is printed above"
                     )
                 pipeline.set_outputs(output)
             pipeline.build()
     except SystemExit as error:
-        raise PipelineError("rocAL cannot build this pipeline; its reason is printed above") from error
+        raise PipelineError("rocAL cannot build this pipeline; the reason is printed above") from error
     except PipelineError:
         raise
     except Exception as error:
@@ -411,7 +411,7 @@ class RocalLoader:
 
     def __init__(self, pipeline: Any, source: RocalSource, *, fields: Sequence[str] = ("image", "label")) -> None:
         self.source, self._fields = source, Fields(fields, source.reader)
-        self._fields.check_apart("rocAL draws by itself what happens to an image", "take ImageLoader")
+        self._fields.check_apart("rocAL draws the random ops of images itself", "take ImageLoader")
         self._feeder = _Feeder(pipeline, source)
         self._finalizer = weakref.finalize(self, self._feeder.close)
         self._running: weakref.ref[Generator[tuple[Any, ...], None, None]] | None = None

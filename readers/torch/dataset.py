@@ -78,9 +78,9 @@ class ItemMaker:
         """Whether an item has its image exactly once, and unchanged by target_transform."""
         return self.fields.wanted.count("image") == 1 and not self._sees_sample
 
-    def read(self, reader: Reader, rows: Sequence[int]) -> list[Payloads]:
-        """The bytes of the fields other than the image."""
-        return self.fields.read(reader, rows) if self.fields.stored else [_NOTHING] * len(rows)
+    def read(self, reader: Reader, rows: Sequence[int], *more: str) -> list[Payloads]:
+        """The bytes of the fields other than the image, and of `more` fields."""
+        return self.fields.read(reader, rows, *more) if self.fields.stored else [_NOTHING] * len(rows)
 
     def make(
         self,
@@ -327,7 +327,7 @@ class ImageDataset(Dataset[Any]):
             raise name_sample(
                 self.reader,
                 int(index),
-                "it is bad and a single sample cannot be skipped: ask for batches, or use on_error='substitute'",
+                "it is bad and a single sample cannot be skipped: request batches, or use on_error='substitute'",
             )
         return items[0]
 
@@ -453,13 +453,18 @@ class ImageDataset(Dataset[Any]):
         if self._ops is not None and self._ops.draws and not self._counts[3]:
             self._warn_of_places(indices)
         data: Sequence[Buffer | Exception] = [b""] * len(rows)
-        if self._main in self.fields:
-            announcer = self._announce(indices, rows)
+        wants_main = self._main in self.fields
+        announcer = self._announce(indices, rows) if wants_main else None
+        is_one_read = wants_main and self._maker.fields.stored and announcer is None and self._images is self.reader
+        payloads = self._maker.read(self.reader, rows, *((self._main,) if is_one_read else ()))
+        if is_one_read:
+            some = [one if isinstance(one, Exception) else one[self._main] for one in payloads]
+            data = [read_sample(self._images, row) if one is None else one for row, one in zip(rows, some, strict=True)]
+        elif wants_main:
             read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
             data = read(rows) if announcer is None else announcer.read(read, rows)
         if self.decode == "RGB" and self._main == "image" and not self._counts[2]:
             self._warn_of_depth(rows, data)
-        payloads = self._maker.read(self.reader, rows)
         tasks, images, places, done = self._plan(indices, data, together=together)
         for number, (index, encoded, others) in enumerate(zip(indices, data, payloads, strict=True)):
             try:

@@ -1,6 +1,6 @@
 #!/bin/sh
-# install.sh FOLDER PIP: a Python for aarch64 with the packages of the core in FOLDER, and QEMU, which runs it: on Debian
-# with a Python of 3.11 or newer.
+# install.sh FOLDER PIP: install a Python for aarch64 with the core's packages into FOLDER, and QEMU to run it. Needs
+# Debian with Python 3.11 or newer.
 set -eu
 DEBIAN_FRONTEND=noninteractive
 export DEBIAN_FRONTEND
@@ -20,7 +20,7 @@ python$version python$version-minimal libpython$version-minimal libpython$versio
 (cd "$folder/debian" && for package in $packages; do apt-get download -q "$package:arm64"; done)
 for package in "$folder"/debian/*.deb; do dpkg -x "$package" "$folder/root"; done
 rm -rf "$folder/debian"
-# What the machine at hand has of the core decides nothing: these are the wheels for the other one.
+# Packages of this machine do not count: these are the wheels for the other architecture.
 "$pip" install -q --disable-pip-version-check --no-compile --target "$folder/site" --only-binary :all: \
     --python-version "$version" --implementation cp --platform manylinux2014_aarch64 --platform manylinux_2_28_aarch64 \
     --platform manylinux_2_27_aarch64 numpy h5py click crc32c pillow zstandard simplejpeg lazy_loader packaging psutil

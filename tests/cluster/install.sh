@@ -1,6 +1,6 @@
 #!/bin/sh
-# Install what the tests of tests/cluster start: packages of Debian, and Azurite below the folder that is named. What
-# cannot be installed is named, here and in the report of the tests, which skip it.
+# Install the programs that tests/cluster starts: Debian packages, and Azurite below the given folder. Programs that
+# cannot be installed are listed, and the tests that need them are skipped with the reason.
 set -u
 DEBIAN_FRONTEND=noninteractive
 export DEBIAN_FRONTEND

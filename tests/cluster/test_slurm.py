@@ -209,7 +209,7 @@ def test_time_limits_of_an_array_leave_nothing(source: Path) -> None:
         assert_clean(cluster)
 
 
-def test_a_requeued_job_goes_on_where_it_was(cluster: Cluster, source: Path) -> None:
+def test_a_requeued_job_continues_where_it_stopped(cluster: Cluster, source: Path) -> None:
     """The last checkpoint is saved, the copies are reused, and no sample is lost or repeated."""
     epochs = 60
     options = f"{TINY} --epochs {epochs} --save-every 1000000 --trace requeued"

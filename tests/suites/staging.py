@@ -76,7 +76,7 @@ def size_of(path: Path) -> int:
 
 
 def start(source: Path, to: Path | str, environ: dict[str, str] | None = None, **options: Any) -> subprocess.Popen[str]:
-    """A process in a session of its own that stages and reads."""
+    """A process in a new session that stages and reads."""
     command = [sys.executable, "-c", SCRIPT, str(source), str(to), json.dumps(options)]
     env = {**os.environ, **(environ or {})}
     return subprocess.Popen(

@@ -1,5 +1,5 @@
 #!/bin/sh
-# accelerate, torchdata, and accelerate's tests: of the last commit that the 1.15.0 wheel's test helpers agree with
+# accelerate, torchdata, and accelerate's tests of the last commit that works with the test helpers of the 1.15.0 wheel
 . "$(dirname "$0")/../get.sh"
 packages torch
 packages "${PACKER:-$root}[torch]" accelerate==1.15.0 torchdata==0.11.0 pytest parameterized

@@ -1,5 +1,5 @@
-"""A pytest plug-in: in accelerate's tests of state, each list or range of n numbers becomes a packed set of n images,
-read by our data set in the order of our sampler; an item is the sample's number."""
+"""A pytest plug-in: in accelerate's tests of state, a packed set of n images replaces each list or range of n numbers;
+ImageDataset and EpochSampler read it, and an item is the sample's number."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 from readers.order import Sequential
 from readers.torch import EpochSampler
 
-NOT_OURS = {  # part of a test's name: why it does not apply
-    "test_batch_sampler_": "no data set in it",
-    "test_skip_batch_sampler": "no data set in it",
-    "test_split_batches_": "no data set in it",
-    "test_iterable_dataset_": "checks how accelerate shares out its toy iterable sets",
+NOT_OURS = {  # part of a test's name: reason to skip it
+    "test_batch_sampler_": "has no data set",
+    "test_skip_batch_sampler": "has no data set",
+    "test_split_batches_": "has no data set",
+    "test_iterable_dataset_": "checks how accelerate divides its toy iterable sets",
 }
 
 

@@ -20,7 +20,7 @@ RECORDS, WORDS = 65536, 200
 
 
 def rate(read: Callable[[], Iterable[Any]]) -> float:
-    """Records a second; every record is copied once, as where it is used."""
+    """Records/s; every record is copied once, as in use."""
     start = time.perf_counter()
     count = sum(1 for record in read() if bytes(record))
     return count / (time.perf_counter() - start)
@@ -50,19 +50,19 @@ def main(folder: Path) -> None:
         for number, record in enumerate(records):
             out.write(str(number), text=record)
     sizes["ours"] = sum(path.stat().st_size for path in (folder / "set").rglob("*") if path.is_file())
-    with readers.open(folder / "set") as ours:
+    with readers.open(folder / "set") as packed:
         rates["ours"] = {
-            "one by one": rate(lambda: map(ours.read, indices)),
-            "in one call": rate(lambda: ours.read_many(order)),
-            "as stored": rate(ours.stream),
+            "one by one": rate(lambda: map(packed.read, indices)),
+            "in one call": rate(lambda: packed.read_many(order)),
+            "as stored": rate(packed.stream),
         }
     data = sum(map(len, records))
     print("bytes stored:", {name: f"{size / data:.1%}" for name, size in sizes.items()})
     for name in ("zstd:3", "uncompressed"):
-        for how, theirs in rates[name].items():
+        for how, other in rates[name].items():
             own = rates["ours"][how]
             print(
-                f"| ArrayRecord's, {name} | records/s, {how} | {own:,.0f} | {theirs:,.0f} | {own / theirs:.2f} |",
+                f"| ArrayRecord's, {name} | records/s, {how} | {own:,.0f} | {other:,.0f} | {own / other:.2f} |",
                 flush=True,
             )
 

@@ -8,7 +8,6 @@ Blocks are as large as the mean sample. Cold: O_DIRECT for fio; pages dropped be
 from __future__ import annotations
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -18,20 +17,10 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from machine import chill, warm
+from machine import chill, fio, warm
 
 import readers
 from readers.order import Shuffled
-
-
-def fio(files: list[Path], block: int, depth: int, direct: bool) -> float:
-    """Random reads a second by one process, each block once; through the page cache unless `direct`."""
-    engine = "libaio" if direct else "psync"
-    options = [f"--bs={block}", f"--iodepth={depth}", f"--direct={direct:d}", f"--ioengine={engine}", "--invalidate=0"]
-    command = ["fio", "--name=read", "--rw=randread", "--readonly", "--output-format=json", *options]
-    command.append("--filename=" + ":".join(map(str, files)))
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(json.loads(done.stdout)["jobs"][0]["read"]["iops"])
 
 
 def ours(reader: readers.Reader, depth: int) -> Iterator[Any]:
@@ -67,21 +56,20 @@ def main() -> None:
         with readers.open(root) as reader:
             files = sorted({Path(str(reader.byte_range(i)[0])) for i in range(len(reader))})
             block = int(reader.sizes().mean())
-            direct = -(-block // 4096) * 4096
-            print(
-                f"{len(reader):,} samples of {block:,} bytes in {len(files)} shards; cold, fio reads {direct:,} bytes"
-            )
+            print(f"{len(reader):,} samples of {block:,} bytes in {len(files)} shards")
             warm(files)
-            rows = [("page cache", rate(lambda: ours(reader, 1)), fio(files, block, 1, False))]
+            rows = [("page cache", rate(lambda: ours(reader, 1)), fio(files, block))]
             for name, depth in (("cold, one by one", 1), ("cold, a stream in known order", 0)):
                 chill(files)
                 own = rate(lambda: ours(reader, depth))
                 chill(files)
-                rows.append((name, own, fio(files, direct, 1, False)))
+                rows.append((name, own, fio(files, block)))
             for depth in map(int, options.depths.split(",")):
                 chill(files)
                 own = rate(lambda: ours(reader, depth))
-                rows.append((f"cold, {depth} at once; fio without page cache", own, fio(files, direct, depth, True)))
+                rows.append(
+                    (f"cold, {depth} at once; fio without page cache", own, fio(files, block, depth, direct=True))
+                )
         for what, own, theirs in rows:
             print(f"| fio | reads/s, {what} | {own:,.0f} | {theirs:,.0f} | {own / theirs:.2f} |")
 

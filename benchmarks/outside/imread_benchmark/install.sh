@@ -1,6 +1,6 @@
 #!/bin/sh
-# imread_benchmark with the decoders of its group "mainstream" (without torchvision, whose wheel needs the GPU build of torch), and
-# the row of ours, which it finds by an entry point. A distribution that is editable is refused by it.
+# imread_benchmark with the decoders of its group "mainstream" (without torchvision, whose wheel needs the GPU build of
+# torch), and packer's row, which it finds by an entry point. It refuses editable installations.
 . "$(dirname "$0")/../get.sh"
 packages torch
 packages "${PACKER:-$root}" ajpegli imagecodecs imageio kornia-rs opencv-python-headless pillow simplejpeg \

@@ -1,9 +1,13 @@
 """A campaign of imread_benchmark by its own commands; then its medians as rows. The environment is described by its
-function for the current one, because `environment provision` installs its lock file, which has no row of ours."""
+function for the current one, because `environment provision` installs its lock file, which has no row of ours.
+
+PROTOCOL=loader-supply: images come from a DataLoader without and with two workers, not from a loop over decode-memory.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -11,9 +15,12 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import median
 
+import yaml
 from imread_benchmark.environments.descriptor import capture_current_environment, write_environment_descriptor
 
 HERE = Path(__file__).resolve().parent
+WORKERS = {"prefetch_factor": 1, "persistent_workers": True, "multiprocessing_start_method": "spawn"}
+LOADERS = [{"workers": [0], "batch_size": 1}, {"workers": [2], "batch_size": 1, **WORKERS}]
 
 
 def main() -> None:
@@ -30,7 +37,12 @@ def main() -> None:
         package = call("dataset", "package", "--name", "images", "--workload", f"images={images}", *source)[
             "descriptor"
         ]
-        call("plan", "instantiate", HERE / "plan.yaml", "--package-descriptor", package, "--output-dir", work)
+        plan = yaml.safe_load((HERE / "plan.yaml").read_text())
+        if (protocol := os.environ.get("PROTOCOL", "decode-memory")) == "loader-supply":
+            plan["matrix"]["protocols"] = {protocol: {"worker_profiles": LOADERS}}
+            del plan["matrix"]["decoders"]["packer-coefficients"]
+        (work / "plan.yaml").write_text(yaml.safe_dump(plan))
+        call("plan", "instantiate", work / "plan.yaml", "--package-descriptor", package, "--output-dir", work)
         call("platform", "capture", "--output", "platform.json", "--machine-type", "local", "--location", "local")
         lock = {"lock_path": venv / "suite" / "uv.lock", "project_path": venv / "suite" / "pyproject.toml"}
         environment = capture_current_environment(**lock, dependency_group="mainstream", runner_revision=revision)
@@ -40,20 +52,18 @@ def main() -> None:
         call("campaign", "run", work / "images.yaml", "--package-descriptor", package, *described, *to)
         times = defaultdict(list)
         for run in (work / "artifacts" / "runs").iterdir():
-            decoder = json.loads((run / "config.json").read_text())["decoder_id"]
+            config = json.loads((run / "config.json").read_text())
+            case = "" if config["num_workers"] is None else f", {config['num_workers']} workers"
             for line in (run / "samples.jsonl").read_text().splitlines():
                 sample = json.loads(line)
-                times[decoder].append(1e6 * sample["elapsed_seconds"] / sample["items_processed"])
-    base = median(times["simplejpeg"])
-    for decoder, each in sorted(times.items(), key=lambda row: median(row[1])):
-        print(
-            f"{decoder:20} {median(each):7.0f} us an image ({min(each):.0f}-{max(each):.0f}) {median(each) / base:5.2f}"
-        )
-    for decoder in ("packer", "packer-coefficients"):
-        ours = median(times[decoder])
-        print(
-            f"| imread_benchmark, us an image | {decoder} / simplejpeg | {ours:.0f} | {base:.0f} | {ours / base:.2f} |"
-        )
+                times[config["decoder_id"], case].append(1e6 * sample["elapsed_seconds"] / sample["items_processed"])
+    for (decoder, case), each in sorted(times.items(), key=lambda row: (row[0][1], median(row[1]))):
+        ratio = median(each) / (base := median(times["simplejpeg", case]))
+        what = f"{decoder}{case}"
+        print(f"{what:20} {median(each):7.0f} us an image ({min(each):.0f}-{max(each):.0f}) {ratio:5.2f}")
+        if decoder.startswith("packer"):
+            row = f"{median(each):.0f} | {base:.0f} | {ratio:.2f}"
+            print(f"| imread_benchmark, us an image | {decoder} / simplejpeg{case} | {row} |")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""LitData's optimize_imagenet.py and stream_imagenet.py as they are, then the same tasks by packer: `ours.py IMAGES`.
+"""LitData's optimize_imagenet.py and stream_imagenet.py unchanged, then the same tasks by packer: `ours.py IMAGES`.
 
-IMAGES has a folder for each class. `packer convert` scales and encodes as the first script does with the options of its
-README; in the second one, whose clock runs, an ImageLoader takes the place of StreamingDataLoader.
+IMAGES has class folders. `packer convert` resizes and encodes like the first script with the options of its README. In
+the second script, which measures the time, an ImageLoader replaces the StreamingDataLoader.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, f"{sys.prefix}/litdata/benchmarks/litdata")
 
 
 def script(name: str, *arguments: object) -> list[float]:
-    """Run one of the scripts in a process of its own; the figures that it printed."""
+    """Run a script in a separate process; returns its printed figures."""
     command = [sys.executable, __file__, name, *arguments]
     done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=True)
     print(done.stdout, flush=True)
@@ -29,7 +29,7 @@ def script(name: str, *arguments: object) -> list[float]:
 def optimize() -> None:
     import optimize_imagenet
 
-    names = sorted(os.listdir(sys.argv[2]))  # in place of ImageNet's, which the script downloads
+    names = sorted(os.listdir(sys.argv[2]))  # instead of ImageNet's names, which the script downloads
     optimize_imagenet.load_imagenet_class_index = lambda: {name: number for number, name in enumerate(names)}
     optimize_imagenet.main()
 
@@ -56,21 +56,21 @@ def stream(ours: bool = False) -> None:
 
 def main(images: Path) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        train, lit, ours, cache = (Path(folder) / name for name in ("train", "lit", "ours", "cache"))
+        train, lit, packed, cache = (Path(folder) / name for name in ("train", "lit", "ours", "cache"))
         train.symlink_to(images)
         resize = ("--resize", "--resize_size", 256, "--write_mode", "jpeg", "--quality", 90, "--num_workers", 2)
-        *_, theirs = script("optimize", "--input_dir", f"{train}/", "--output_dir", lit, *resize)
+        *_, other = script("optimize", "--input_dir", f"{train}/", "--output_dir", lit, *resize)
         options = ["--to", "hdf5", "--max-side", "256", "--reencode", "jpeg", "--quality", "90", "--workers", "2"]
         start = time.perf_counter()
-        subprocess.run([f"{sys.prefix}/bin/packer", "convert", images, "-o", ours, *options], check=True)
+        subprocess.run([f"{sys.prefix}/bin/packer", "convert", images, "-o", packed, *options], check=True)
         seconds = time.perf_counter() - start
-        print(f"| LitData's optimize | s | {seconds:.1f} | {theirs:.1f} | {seconds / theirs:.2f} |")
+        print(f"| LitData's optimize | s | {seconds:.1f} | {other:.1f} | {seconds / other:.2f} |")
         rates = [
             script(name, "--input_dir", root, "--cache_dir", cache, "--num_workers", 2)
-            for name, root in (("stream", lit), ("ours", ours))
+            for name, root in (("stream", lit), ("ours", packed))
         ]
-        for epoch, (theirs, rate) in enumerate(zip(*rates, strict=True), 1):
-            print(f"| LitData's stream | images/s, epoch {epoch} | {rate:,.0f} | {theirs:,.0f} | {rate / theirs:.2f} |")
+        for epoch, (other, rate) in enumerate(zip(*rates, strict=True), 1):
+            print(f"| LitData's stream | images/s, epoch {epoch} | {rate:,.0f} | {other:,.0f} | {rate / other:.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# torchcodec and torchvision from the registry, torchcodec's benchmark of image decoders, and the picture that it takes from
-# scipy. The wheels load libraries of the GPU build of torch, which pip installs on Linux.
+# torchcodec and torchvision from the package index, torchcodec's benchmark of image decoders, and its picture from scipy.
+# The wheels load libraries of the GPU build of torch, which pip installs on Linux.
 . "$(dirname "$0")/../get.sh"
 packages torch torchvision==0.28.0 torchcodec==0.17.0
 packages "${PACKER:-$root}" pillow_heif scipy pooch

@@ -1,4 +1,4 @@
-"""Our rows beside torchcodec's benchmark_image_decoders: its pictures, timing and decoders, in turn with ours."""
+"""Packer's rows for torchcodec's benchmark_image_decoders: its pictures, timing and decoders, in turn with packer's."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 #!/bin/sh
-# torchdata, what its tests need, and the tests of the same version
+# torchdata, the requirements of its tests, and the tests of the same version
 . "$(dirname "$0")/../get.sh"
 packages torch
 packages "${PACKER:-$root}[torch]" torchdata==0.11.0 datasets pytest parameterized expecttest

@@ -1,4 +1,4 @@
-"""A pytest plug-in: in torchdata's tests of state, our data sets, samplers and streams replace the toy ones."""
+"""A pytest plug-in: in torchdata's tests of state, packer's data sets, samplers and streams replace the toy ones."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from sets import Images, apply, is_ours  # noqa: F401
 from readers.order import Sequential, Shuffled
 from readers.torch import EpochSampler, ImageStream
 
-NOT_OURS = {  # part of a test's name: why it does not apply
+NOT_OURS = {  # part of a test's name: reason to skip it
     "TestStatefulDataLoaderMap_shard1::test_no_mp": "does nothing without workers",
     "TestDynamicState": "checks the lengths of its toy set's state",
-    "test_iteration_error": "checks its toy set's error",
-    "StateDuplication": "for a set that is its own iterator; a stream is not",
+    "test_iteration_error": "checks the toy set's error",
+    "StateDuplication": "for a data set that is an iterator; a stream is not",
     "TestSingleIterCalled": "counts the calls of its toy set's __iter__",
-    "out_of_order_iterable": "expects workers to have halves of a set; a stream deals batches in turn",
+    "out_of_order_iterable": "expects each worker to read half of the set; workers of a stream take batches in turn",
     "test_initialization_": "attributes of torchdata's sampler",
     "test_sampler_": "attributes of torchdata's sampler",
-    "order_with_shuffle": "iterates twice over one epoch; our sampler's second iteration is the next epoch",
+    "order_with_shuffle": "iterates twice over one epoch; EpochSampler's second iteration is the next epoch",
 }
 
 
 def stream(size: int, draws: bool = False, collate: Any = None) -> ImageStream:
-    """Batches of one; collate: of the stream and the label."""
+    """A stream of batches of one sample. collate: makes an item of (stream, label)."""
     dataset, order = Images(size, draws=draws), Shuffled(size, seed=3) if draws else Sequential(size)
     made = ImageStream(dataset, EpochSampler(order, dataset), 1)
     if collate is not None:
@@ -52,7 +52,7 @@ OURS = {
     "_TestSlowIndexDataset": lambda end, slow_index: Images(end, number=True, slow=slow_index),
     "MockDataset": lambda size: Images(size, number=True),
     "StatefulDistributedSampler": replica,
-    "IterableDataset": lambda *examples, **options: stream(20),  # of Hugging Face datasets
+    "IterableDataset": lambda *examples, **options: stream(20),  # of the library datasets
 }
 
 

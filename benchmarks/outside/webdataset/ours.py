@@ -1,6 +1,6 @@
-"""bench.py of webdataset 0.1.103 over one tar shard, read by webdataset 1.0.2, which has none, and by packer.
+"""bench.py of webdataset 0.1.103 over one tar shard, read by webdataset 1.0.2, which has no benchmark, and by packer.
 
-The script is loaded into the package as it is; `Dataset` is what it times.
+The script is loaded into the package unchanged, and times its `Dataset`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import readers
 
 
 class Mapped:
-    """What the script asks of a data set: `map` in place, and iteration."""
+    """The methods of a data set that the script calls: `map` in place, and iteration."""
 
     def __init__(self, samples: Callable[[], Iterable[dict[str, Any]]]) -> None:
         self.samples, self.function = samples, lambda sample: sample

@@ -25,7 +25,8 @@ FIELDS = {"action": "array", "proprio": "array"}
 
 def episodes(images: Path) -> Iterator[dict[str, list[Any]]]:
     draw = np.random.default_rng(1)
-    for path in sorted(images.rglob("*.jp*g"))[:EPISODES]:
+    jpegs = [path for path in sorted(images.rglob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
+    for path in jpegs[:EPISODES]:
         side = SIDE + STEPS
         picture = np.asarray(Image.open(path).convert("RGB").resize((side, side)))
         frames = [np.ascontiguousarray(picture[i : i + SIDE, i : i + SIDE]) for i in range(STEPS)]

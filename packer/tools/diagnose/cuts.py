@@ -159,8 +159,8 @@ class RecordedCuts(Cuts):
                 f"can be copied, or __getitem__ does not return its result",
             )
         self.count = len(self._samples)
-        whats = [f"{type(data).__name__}.__getitem__", *map(name_of, self._tap.members)]
-        self.stages = tuple(self._stage(number, what) for number, what in enumerate(whats))
+        names = [f"{type(data).__name__}.__getitem__", *map(name_of, self._tap.members)]
+        self.stages = tuple(self._stage(number, name) for number, name in enumerate(names))
         sizes = [tree_bytes(sample.values[0] or sample.result) for sample in self._samples]
         mean = fmean(sizes)
         self.size_error = pstdev(sizes) / mean / len(sizes) ** 0.5 if mean else 0.0

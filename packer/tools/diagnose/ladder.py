@@ -168,7 +168,7 @@ class Diagnosis:
         return {"version": _VERSION, **values, "utilization": self.utilization, "usage": usage}
 
 
-# --- The time of a training step, with an interval, and the CPU utilisation meanwhile.
+# --- The time of a training step, with an interval, and the CPU utilisation during the step.
 _BLOCKS = 8
 _LEAST = 1e-9  # seconds, so that no time is 0
 

@@ -390,8 +390,8 @@ TIPS: tuple[Tip, ...] = (
         "to keep up, the loader needs {cpus_needed:.1f} CPUs, and this process may use {cpus}; use a machine with "
         "more, or reduce the work", "sbatch --cpus-per-task={cpus_asked} job.sh"),
     Tip("servers", "prepare batches on other machines", lambda e, f: _cpus_short(e) and e.diagnosis.batch_bytes,
-        "{cpus_needed:.1f} CPUs are needed and {cpus} are there; other machines could prepare batches, if the network "
-        "brings {rate_of_batches}/s from them",
+        "{cpus_needed:.1f} CPUs are needed, and {cpus} are available; other machines could prepare batches, if the "
+        "network brings {rate_of_batches}/s from them",
         "Another service must do that (as tf.data service or Ray Data); packer has none."),
     Tip("order", "crop before the work on pixels", lambda e, f: _misplaced(e),
         "{first.name} works on the whole image, {of_first}, of which {crop_of} then keeps a part: crop and resize "
@@ -463,7 +463,7 @@ TIPS: tuple[Tip, ...] = (
         "the step only waits {step}: to know the gain, measure the model itself on batches in the memory of the "
         "device", "packer diagnose train.py:make_loader --step train.py:train_step --device cuda"),
     Tip("watch", "watch the machine over time", lambda e, f: _spread(e) >= _VARIES,
-        "{range}: see what the CPUs, disks and GPU do meanwhile",
+        "{range}: look at the CPUs, disks and GPU during that time",
         "packer monitor --output run.json -- python train.py"),
 )  # fmt: skip
 

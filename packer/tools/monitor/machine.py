@@ -271,9 +271,9 @@ class _ControlGroup:
         if cpu.get("nr_periods"):  # there is a quota
             readings.share("job throttled", cpu.get("throttled_usec", 0) / 1e6 + cpu.get("throttled_time", 0) / 1e9)
         disks = list(self._disk_bytes())
-        for what in ("read", "write"):
+        for direction in ("read", "write"):
             if disks:
-                readings.rate(f"job disk {what}", sum(count for kind, count in disks if kind == what))
+                readings.rate(f"job disk {direction}", sum(count for kind, count in disks if kind == direction))
 
     def _values(self, name: str) -> dict[str, int]:
         return {words[0]: int(words[1]) for words in _lines(self._paths[name]) if words[1:] and words[1].isdecimal()}
@@ -425,8 +425,8 @@ def _nvidia_gpus(close: contextlib.ExitStack) -> list[_Gpu]:
     def gpu(number: int) -> _Gpu:
         handle = nvml.nvmlDeviceGetHandleByIndex(number)
 
-        def ask(what: str, *arguments: Any) -> Any:
-            return getattr(nvml, f"nvmlDeviceGet{what}")(handle, *arguments)
+        def ask(query: str, *arguments: Any) -> Any:
+            return getattr(nvml, f"nvmlDeviceGet{query}")(handle, *arguments)
 
         def received(counter: int) -> Callable[[], float]:
             return lambda: ask("PcieThroughput", counter) * 1000
@@ -461,9 +461,9 @@ def _amd_gpus(close: contextlib.ExitStack) -> list[_Gpu]:
     close.callback(smi.amdsmi_shut_down)
 
     def gpu(number: int, handle: Any) -> _Gpu:
-        def ask(what: str, names: Sequence[str], most: float) -> float:
+        def ask(query: str, names: Sequence[str], most: float) -> float:
             """The first value that the board has; "N/A" or the largest value of the type means that it has none."""
-            readings = getattr(smi, f"amdsmi_get_{what}")(handle)
+            readings = getattr(smi, f"amdsmi_get_{query}")(handle)
             values = (readings.get("pcie_metric", readings).get(name) for name in names)
             return float(next(value for value in values if isinstance(value, (int, float)) and 0 <= value <= most))
 

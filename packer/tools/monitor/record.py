@@ -151,7 +151,7 @@ class Usage:
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(one.name for one in self.series)
+        return tuple(entry.name for entry in self.series)
 
     def column(self, name: str) -> Floats:
         """The values of a series, float64 [n]; all NaN for an unknown name."""
@@ -188,10 +188,12 @@ class Usage:
         """
         known = self.percentiles()
         series = [
-            one for one in self.series if not _CORE.fullmatch(one.name) and np.nansum(np.abs(self.column(one.name)))
+            entry
+            for entry in self.series
+            if not _CORE.fullmatch(entry.name) and np.nansum(np.abs(self.column(entry.name)))
         ]
         series.sort(key=_importance)
-        columns = [self.column(one.name) for one in series]
+        columns = [self.column(entry.name) for entry in series]
         cores = sorted((int(match[1]), name) for name in known if (match := _CORE.fullmatch(name)))
         together = math.ceil(len(cores) / max(1, most_cores)) or 1
         for start in range(0, len(cores) if most_cores else 0, together):
@@ -217,13 +219,13 @@ class Usage:
             return np.diff(np.interp(edges, starts, sums))
 
         rows = []
-        for one in self.series:
-            column = self.column(one.name)
-            full = one.full or float(np.nanmax([*column, 0.0])) or 1.0
+        for entry in self.series:
+            column = self.column(entry.name)
+            full = entry.full or float(np.nanmax([*column, 0.0])) or 1.0
             known = in_steps(np.where(np.isnan(column), 0.0, 1.0))
             shares = in_steps(np.nan_to_num(column)) / np.where(known > 1e-9, known * full, np.nan)
             values = (None if math.isnan(share) else share for share in np.clip(shares, 0.0, 1.0).tolist())
-            rows.append(HeatRow(one.name, one.unit, full, tuple(values)))
+            rows.append(HeatRow(entry.name, entry.unit, full, tuple(values)))
         return rows
 
     def to_dict(self) -> dict[str, Any]:
@@ -232,7 +234,7 @@ class Usage:
             "host": self.host,
             "started": self.started,
             "interval": self.interval,
-            "series": [one._asdict() for one in self.series],
+            "series": [entry._asdict() for entry in self.series],
             "times": _plain(self.times),
             "durations": _plain(self.durations),
             "values": {name: _plain(self.values[:, number]) for number, name in enumerate(self.names)},
@@ -245,9 +247,9 @@ class Usage:
         """Read the output of `to_dict`, which is not trusted. Raises FormatError for anything else."""
         try:
             series = list(map(_series, document["series"]))
-            columns = [document["values"][one.name] for one in series]
+            columns = [document["values"][entry.name] for entry in series]
             rows = zip(document["times"], document["durations"], zip(*columns, strict=True), strict=True)
-            marks = [_mark(one["name"], one["seconds"], one) for one in document["marks"]]
+            marks = [_mark(entry["name"], entry["seconds"], entry) for entry in document["marks"]]
             return _checked(document, series, [_row(*row) for row in rows], marks)
         except _ODD as error:
             raise FormatError(f"its series, times, values and marks do not fit together: {error!r:.100}") from None
@@ -258,7 +260,7 @@ _ODD = (KeyError, TypeError, ValueError, AttributeError)
 
 
 def _checked(head: Any, series: Sequence[Series], rows: Sequence[Row], marks: Sequence[Mark]) -> Usage:
-    if len({one.name for one in series}) < len(series):
+    if len({entry.name for entry in series}) < len(series):
         raise ValueError("two series have the same name")
     if len(rows) * len(series) > Limits.VALUES or len(series) > Limits.SERIES or len(marks) > Limits.MARKS:
         raise ValueError(f"more than {Limits.VALUES:,} values, {Limits.SERIES:,} series or {Limits.MARKS:,} marks")
@@ -273,10 +275,10 @@ def _checked(head: Any, series: Sequence[Series], rows: Sequence[Row], marks: Se
 
 
 def _series(document: Any) -> Series:
-    one = Series(_name(document["name"]), document["unit"], _known(document.get("full")))
-    if one.unit not in _UNITS or (one.full is not None and one.full <= 0):
-        raise ValueError(f"series {one.name!a}: expected a unit of {', '.join(_UNITS)}, and a limit above 0")
-    return one
+    series = Series(_name(document["name"]), document["unit"], _known(document.get("full")))
+    if series.unit not in _UNITS or (series.full is not None and series.full <= 0):
+        raise ValueError(f"series {series.name!a}: expected a unit of {', '.join(_UNITS)}, and a limit above 0")
+    return series
 
 
 def _mark(name: Any, seconds: Any, rates: Any) -> Mark:
@@ -303,12 +305,12 @@ def _known(value: Any) -> float | None:
     return None if value is None else _number(value)
 
 
-def _importance(one: Series) -> int:
+def _importance(series: Series) -> int:
     """The rank of a series in a summary; 0 comes first."""
-    kind = one.name.split()[0].rstrip("0123456789")
-    if one.unit == "1/s":
+    kind = series.name.split()[0].rstrip("0123456789")
+    if series.unit == "1/s":
         return 0
-    if kind == "gpu" or one.unit == "1":
+    if kind == "gpu" or series.unit == "1":
         return 1
     return {"cpu": 2, "job": 3, "io": 4, "memory": 6, "page": 6, "processes": 7}.get(kind, 5)
 
@@ -412,7 +414,7 @@ class RecordFile:
     def row(self, series: Sequence[Series], end: float, duration: float, values: Sequence[float]) -> None:
         """Write new columns, if any, then a row."""
         if new := series[self._columns : len(values)]:
-            self._write({"series": [one._asdict() for one in new]})
+            self._write({"series": [entry._asdict() for entry in new]})
             self._columns += len(new)
         numbers = [None if math.isnan(value) else float(f"{value:.5g}") for value in values]
         self._write({"t": round(end, 6), "d": round(duration, 6), "v": numbers})
@@ -541,7 +543,7 @@ def read_usage(usage: Usage) -> str:
     known = usage.percentiles()
     if "cpu busy" not in known:
         return "the run was too short for a sample"
-    full = {one.name: one.full for one in usage.series if one.full and one.name in known}
+    full = {entry.name: entry.full for entry in usage.series if entry.full and entry.name in known}
     sentence = _limit(known, full)
     for name in ("job memory", "memory used"):
         if name in full and known[name].p99 >= _NEARLY_FULL * full[name]:
@@ -557,7 +559,7 @@ def _limit(known: _Known, full: Mapping[str, float]) -> str:
         return f"{device} busy at p50: the input pipeline is fast enough"
     beside = f" while {device}" if gpus else ""
     if (throttled := known.get("job throttled", _NOTHING).p50) >= _THROTTLED:
-        return f"the CPU quota stops the job {_percent(throttled)} of the time{beside}: ask for more CPUs"
+        return f"the CPU quota stops the job {_percent(throttled)} of the time{beside}: request more CPUs"
     if (cpu := known["cpu busy"].p50) >= _BUSY:
         end = "the input pipeline is the limit" if gpus else "the CPUs are the limit"
         return f"CPUs are {_percent(cpu)} busy at p50{beside}: {end}"
@@ -636,9 +638,9 @@ class Comparison:
     def verdict(self) -> str:
         """The rates of B and A, or their run times without rates, and the bottleneck of each, as sentences."""
         first = f"A ran for {human_seconds(self.a.seconds)}, B for {human_seconds(self.b.seconds)}"
-        for unit, one, other in self._rates():
-            shown = [format_value(rate, "1") for rate in (other, one)]
-            first = f"B makes {shown[0]} {unit}, A {shown[1]}: {other / one - 1:+.0%}"
+        for unit, rate_a, rate_b in self._rates():
+            shown = [format_value(rate, "1") for rate in (rate_b, rate_a)]
+            first = f"B makes {shown[0]} {unit}, A {shown[1]}: {rate_b / rate_a - 1:+.0%}"
             break
         return f"{first}. A: {read_usage(self.a)}. B: {read_usage(self.b)}."
 
@@ -650,8 +652,8 @@ class Comparison:
             if row is not None and row.a and row.b and row.ratio is not None:
                 yield f"{name} a second", row.a.mean, row.b.mean
         for span in sorted((span for span in self.spans if all(span.steps)), key=lambda span: span.steps[0] or 0.0):
-            name, (one, other) = ("images", span.images) if all(span.images) else ("steps", span.steps)
-            yield f"{name} a second in {span.name!r}", one or 0.0, other or 0.0
+            name, (rate_a, rate_b) = ("images", span.images) if all(span.images) else ("steps", span.steps)
+            yield f"{name} a second in {span.name!r}", rate_a or 0.0, rate_b or 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as numbers, strings, lists and dictionaries, without the values over time."""
@@ -663,12 +665,12 @@ class Comparison:
 
 def compare(a: Usage, b: Usage) -> Comparison:
     """Compare two records of one or two hosts, without single cores, whose number may differ."""
-    series = {one.name: one for run in (a, b) for one in run.summary(0).series}
+    series = {entry.name: entry for run in (a, b) for entry in run.summary(0).series}
     of_a, of_b, rows, spans = a.percentiles(), b.percentiles(), list[Difference](), list[SpanDifference]()
-    for one in sorted(series.values(), key=_importance):
-        before, after = of_a.get(one.name), of_b.get(one.name)
+    for entry in sorted(series.values(), key=_importance):
+        before, after = of_a.get(entry.name), of_b.get(entry.name)
         ratio = after.mean / before.mean if before and after and before.mean else None
-        rows.append(Difference(one.name, one.unit, before, after, ratio))
+        rows.append(Difference(entry.name, entry.unit, before, after, ratio))
     rest = {mark.name: (mark, span) for mark, span in reversed(b.spans())}  # the first mark of each name
     for mark, span in a.spans():
         if mark.name in rest:
@@ -701,9 +703,9 @@ def percentiles_table(usage: Usage, names: Sequence[str] = Percentiles._fields) 
     """A table of percentiles, with a row for each series that has values."""
     known = usage.percentiles()
     return ["", *names], [
-        [one.name, *(format_value(getattr(known[one.name], name), one.unit) for name in names)]
-        for one in usage.series
-        if one.name in known
+        [entry.name, *(format_value(getattr(known[entry.name], name), entry.unit) for name in names)]
+        for entry in usage.series
+        if entry.name in known
     ]
 
 
@@ -731,7 +733,7 @@ def comparison_tables(result: Comparison) -> list[Table]:
     """Tables of p50, p95, maximum and ratio of means of each series in both records; then of rates between marks."""
     rows = []
     for row in result.rows:
-        values = [getattr(one, name, None) for name in _COMPARED for one in (row.a, row.b)]
+        values = [getattr(side, name, None) for name in _COMPARED for side in (row.a, row.b)]
         rows.append([row.name, *(format_value(value, row.unit) for value in values), format_value(row.ratio, "1")])
     spans = [
         [span.name, *(format_value(number, "1") for number in (*span.seconds, *span.steps, *span.images))]

@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 class Sampler:
     """Samples this machine from `start` to `stop`, or inside `with`.
 
-    path: the file to write meanwhile, for `packer.tools.monitor.load`; None keeps the record in memory only.
+    path: the file to write while sampling, for `packer.tools.monitor.load`; None keeps the record in memory only.
     interval: seconds between samples.
     process: the first process of the job, whose CPU time and reads are counted together with those of its children; by
         default this process.

@@ -52,7 +52,7 @@ def diagnosis_page(result: Diagnosis, title: str, command: str) -> Page:
     _show_costs(page, result)
     _show_advice(page, result.advice)
     if result.usage is not None and len(result.usage.times):
-        page.section("The machine meanwhile")
+        page.section("The machine during the run")
         add_usage(page, result.usage)
     page.section("Method", collapsed=True)
     page.points(_METHOD)
@@ -198,7 +198,7 @@ def comparison_page(result: Comparison, names: tuple[str, str]) -> Page:
             largest[name] = max(largest.get(name, 0.0), spread.max)
     seconds = max(run.seconds for run in runs)
     for which, run in zip("AB", runs, strict=True):
-        series = tuple(one._replace(full=one.full or largest.get(one.name) or None) for one in run.series)
+        series = tuple(entry._replace(full=entry.full or largest.get(entry.name) or None) for entry in run.series)
         if run.heat_rows(1):
             _add_heat_map(page, replace(run, series=series), seconds, f"Run {which}. {_HEAT}")
     page.section("Side by side")
@@ -218,16 +218,18 @@ def _add_heat_map(page: Page, usage: Usage, seconds: float, caption: str) -> lis
 def _add_spans(page: Page, usage: Usage) -> None:
     """Add a table of minimum, median and maximum between marks, of the most important series."""
     percentiles = usage.percentiles()
-    shown = [one for one in usage.summary(0).series if one.unit != "bytes" and "pressure" not in one.name]
-    shown = [one for one in shown if one.unit != "share" or percentiles[one.name].max >= _LEAST_SHARE][:_SPAN_SERIES]
+    shown = [entry for entry in usage.summary(0).series if entry.unit != "bytes" and "pressure" not in entry.name]
+    shown = [entry for entry in shown if entry.unit != "share" or percentiles[entry.name].max >= _LEAST_SHARE][
+        :_SPAN_SERIES
+    ]
     rows = []
     for mark, span in usage.spans()[:_SPANS]:
         of_span = span.percentiles()
         cells = []
-        for one in shown:
-            values = of_span.get(one.name)
+        for entry in shown:
+            values = of_span.get(entry.name)
             three = () if values is None else (values.min, values.p50, values.max)
-            text = " … ".join(format_value(value, one.unit) for value in three) or "–"
+            text = " … ".join(format_value(value, entry.unit) for value in three) or "–"
             cells.append(text.replace(" ", "\u00a0"))
         rows.append([mark.name, *cells])
-    page.table(["from mark", *(one.name for one in shown)], rows, caption="Smallest … median … largest value")
+    page.table(["from mark", *(entry.name for entry in shown)], rows, caption="Smallest … median … largest value")

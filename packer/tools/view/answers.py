@@ -1,6 +1,6 @@
 """The answers to requests, by path, independent of sockets and HTTP headers.
 
-A path arrives as unquoted parts, which are only looked up: no part is ever used as a file name.
+A path arrives as unquoted parts, which are only keys of look-ups: no part is ever used as a file name.
 """
 
 from __future__ import annotations

@@ -405,7 +405,7 @@ def _set_folder(folder: Path, of_set: str) -> Path:
     is_near = root.is_relative_to(parent) if parent != Path(parent.anchor) else root.parent == parent
     if not is_near:
         raise DatasetError(
-            f"{folder / VIEW_FILE}: reads the set {root}, and here a page may read a set in {parent} only; to "
+            f"{folder / VIEW_FILE}: reads the set {root}, but this server lets pages read only sets in {parent}; to "
             f"look at that set run  packer view {quoted(root)}  , or serve both with another web server"
         )
     return root

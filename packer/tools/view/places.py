@@ -168,7 +168,7 @@ def _opened(place: str | os.PathLike[str], split: str | None, stack: ExitStack) 
         kind = source.title.removesuffix(address).strip() or "source"
         return Place(_name(address), address, kind, chosen, None, stack)
     names = info.splits if split is None else [info.split(split, address)[0]]
-    splits = {one: stack.enter_context(readers.open(address, one)) for one in names}
+    splits = {name: stack.enter_context(readers.open(address, name)) for name in names}
     return Place(_name(shown), shown, info.format, splits, info, stack)
 
 

@@ -1,4 +1,4 @@
-"""The ops; `readers.augment.ops.base` says what an op is.
+"""The ops; `readers.augment.ops.base` defines ops.
 
 A new one is a file, or a class in the file of its kind, and its entry here: the import, and its name in `__all__`.
 """

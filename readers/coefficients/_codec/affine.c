@@ -1,8 +1,8 @@
-/* An image moved by an affine map: by the nearest pixel or bilinearly, black outside.
+/* Affine transforms of images: nearest pixel or bilinear, black outside.
  *
- * The arithmetic is that of torch's grid_sample (align_corners=False) in float32, rounded to bytes; to the bit where both
- * multiply and add in one step, as CPUs with FMA do. Elsewhere one value in 100,000 differs by 1. Places are measured in
- * halves of a side from the centre: of the pixels of a result of rows x columns, of which a part is made, to the image. */
+ * The arithmetic equals torch's grid_sample (align_corners=False) in float32, rounded to bytes: bit-exact if both use
+ * fused multiply-add, as CPUs with FMA do. Otherwise one value in 100,000 differs by 1. Coordinates are in halves of a side
+ * from the centre; the map takes pixels of a result of rows x columns, of which a part is computed, to the image. */
 #include "python_abi.h"
 #include "codec.h"
 #include <stdlib.h>
@@ -19,8 +19,8 @@ enum { CHUNK = 128, MOST_GRID = 1 << 20 };
 typedef float f32x4 __attribute__((vector_size(16)));
 typedef u8 u8x4 __attribute__((vector_size(4)));
 
-/* source: [height, width, 3], steps of either sign; last: where four bytes can still be read. by: the map, of (x, y, 1)
- * of a result to x, then to y. */
+/* source: [height, width, 3], steps of either sign; last: the last place from which four bytes can be read. by: the map
+ * from (x, y, 1) of the result to x, then to y. */
 typedef struct {
     const u8 *source, *last;
     i64 height, width, row_step, column_step, rows, columns, top, left, out_height, out_width;
@@ -28,7 +28,7 @@ typedef struct {
     int is_nearest;
 } Affine;
 
-/* What is outside stays there, and fits into an int. */
+/* Clamps coordinates outside of the image, so that they stay outside and fit into an int. */
 static inline float bounded(float value, float side) { return value > -2.0f ? (value < side ? value : side) : -2.0f; }
 static inline i32 whole(float value) {
     i32 near = (i32)value;
@@ -69,11 +69,11 @@ static inline i32 whole(float value) {
 
 static void (*move)(const Affine *, const float *across, u8 *out, i64 out_step) = move_base;
 
-/* Take what goes with a variant of the codec. */
+/* Choose the function that belongs to a variant of the codec. */
 void choose_affine(const char *variant) {
     move = move_base;
 #if defined(__x86_64__)
-    if (!strncmp(variant, "avx2", 4)) move = move_fma; /* it has been found to have FMA, too */
+    if (!strncmp(variant, "avx2", 4)) move = move_fma; /* CPUs with this variant also have FMA */
 #else
     (void)variant;
 #endif
@@ -103,8 +103,8 @@ static int describe(Affine *m, const Py_buffer *source, const Py_buffer *out) {
     return 1;
 }
 
-/* affine(source, out, by, grid, is_nearest): source, out: uint8 [height, width, 3], the bytes of a pixel next to each other;
- * grid: (rows, columns, top, left), `out` being a part of that. */
+/* affine(source, out, by, grid, is_nearest): source, out: uint8 [height, width, 3], with contiguous pixels;
+ * grid: (rows, columns, top, left): the size of the whole result, and the corner of `out` in it. */
 PyObject *py_affine(PyObject *self, PyObject *args) {
     Py_buffer source, out;
     PyObject *objects[2];

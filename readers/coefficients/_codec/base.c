@@ -1,4 +1,4 @@
-/* x86-64-v2, which NumPy takes as given; and every aarch64. */
+/* x86-64-v2, which NumPy requires, too; and every aarch64. */
 #define VARIANT_AVX2 0
 #define VARIANT_PDEP 0
 #define NAME codec_base

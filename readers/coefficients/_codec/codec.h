@@ -1,15 +1,15 @@
-/* The codec of DCT coefficients: what is compiled once for each kind of CPU, and what these variants share.
+/* The codec of DCT coefficients: the parts compiled once for each kind of CPU, and the parts that these variants share.
  *
- *   module.c       Python's functions: arguments are checked against each other here, and the lock is released
+ *   module.c       Python's functions: check their arguments against each other, and release the lock
  *   head.c         the segments of a baseline JPEG
  *   tables.c       Huffman tables, bytes of scans, the choice of a variant
  *   codec.inc      everything done for each coefficient or pixel; included by avx2.c, avx2_tables.c, base.c, plain.c
  *   affine.c       images moved by affine maps
- *   files.c        files that are packed
+ *   files.c        reading files for packing
  *   simd.h         vectors: AVX2, SSE4.2, NEON, and portable C
  *
- * Bytes of images are not trusted. All memory is allocated in here, by the sizes in an image's header, and every length
- * that an image states is compared with the bytes present before it is used. Functions return 0 or a reason. */
+ * Bytes of images are not trusted. The codec allocates all memory, by the sizes in an image's header, and compares every
+ * length stated in an image with the available bytes before use. Functions return 0 or a reason. */
 #ifndef CODEC_H
 #define CODEC_H
 #include <stddef.h>
@@ -25,7 +25,7 @@ typedef uint64_t u64;
 
 enum { BLOCK_BYTES = 128, HEADER_BYTES = 24, TABLE_BYTES = 128, TAIL_BYTES = 32, LIMITS = 65 };
 enum { MOST_COMPONENTS = 3, MOST_SIDE = 65535, MOST_RESIZED = 4096, MOST_SHRINK = 4 };
-enum { SPARE_BYTES = 2048 }; /* behind entropy-coded bytes: more than a block's codes take */
+enum { SPARE_BYTES = 2048 }; /* after entropy-coded bytes: more than the codes of a block */
 
 /* Reasons; readers/coefficients/encode.py has their texts. */
 enum {
@@ -33,7 +33,7 @@ enum {
     TOO_SHORT, TOO_MANY_BITS, TOO_LONG, TOO_LARGE, DAMAGED, LEFT_TO_LIBJPEG, NO_MEMORY
 };
 
-/* An image as stored. across, down: how often chroma is subsampled, 1 or 2. */
+/* An image as stored. across, down: subsampling factors of chroma, 1 or 2. */
 typedef struct {
     i64 height, width, components, across, down;
 } Shape;
@@ -43,8 +43,8 @@ typedef struct {
     i64 size, is_fancy, top, left, height, width;
 } Region;
 
-/* What a box becomes: all of it resized to rows x columns, of which a part is wanted. flips: 1 left to right, 2 upside
- * down. factors: of floats, 24 to multiply by and 24 to add, in the order of `kind`. */
+/* The result of a box: resized to rows x columns, of which a part is computed. flips: 1 left to right, 2 upside down.
+ * factors: for floats, 24 multipliers and 24 summands, in the order of `kind`. */
 enum { BYTES, BYTE_PLANES, FLOATS, FUSED, PLANES };
 typedef struct {
     i64 rows, columns, top, left, height, width, flips;
@@ -52,19 +52,19 @@ typedef struct {
     float factors[48];
 } Resize;
 
-/* Lines `stride` bytes apart; of PLANES and BYTE_PLANES the planes are `plane_stride` apart. */
+/* Lines are `stride` bytes apart; planes of PLANES and BYTE_PLANES are `plane_stride` apart. */
 typedef struct {
     u8 *at;
     i64 stride, plane_stride;
 } Target;
 
-/* A Huffman code. A step says what the next bits are: bits of code and value | bits of the code << 8 | bits of the
- * value << 16 | coefficients << 24, where an end of block is END_OF_BLOCK coefficients; 0: no code. */
-enum { LOOK_BITS = 10, END_OF_BLOCK = 128 }; /* more bits cost a photograph more to tabulate than they save */
+/* A Huffman code. A step describes the next bits: bits of code and value | bits of the code << 8 | bits of the
+ * value << 16 | coefficients << 24, where an end of block counts as END_OF_BLOCK coefficients; 0: no code. */
+enum { LOOK_BITS = 10, END_OF_BLOCK = 128 }; /* larger tables cost more to build than they save for a photograph */
 enum { LOOK_UP_BITS = 28, TO_READ_SINGLY = 64 << 8 };
 typedef struct {
     u32 look[1 << LOOK_BITS];
-    i64 largest[16], offsets[16]; /* of codes of 1 to 16 bits: the largest, -1 for none; from code to symbol */
+    i64 largest[16], offsets[16]; /* for codes of 1 to 16 bits: the largest code, -1 for none; offset from code to symbol */
     u8 symbols[256];
     /* Of AC; in both the lowest byte has the bits that are used, and the second the coefficients; where no entry fits they
      * are TO_READ_SINGLY. skips: all codes of the next bits. pairs: the next one or two codes; for the second, or the only
@@ -74,15 +74,15 @@ typedef struct {
     u64 pairs[1 << LOOK_BITS];
 } Codes;
 
-/* The entropy-coded bytes of a JPEG of one scan, and for each component its codes, multipliers and the largest values,
- * in the order WORKING. */
+/* The entropy-coded bytes of a JPEG of one scan, and for each component its codes, its multipliers and the largest values of
+ * its coefficients, in the order WORKING. */
 typedef struct {
     const u8 *bytes, *stop;
     const Codes *dc[MOST_COMPONENTS], *ac[MOST_COMPONENTS];
     i16 steps[MOST_COMPONENTS][64], limits[MOST_COMPONENTS][64];
 } Strips;
 
-/* A scan of any JPEG, as readers/coefficients/encode.py writes it. */
+/* A scan of any JPEG, in the form written by readers/coefficients/encode.py. */
 typedef struct {
     i64 start, stop, restart, first, last, high, low, count;
     struct {
@@ -110,9 +110,9 @@ typedef struct {
 } Codec;
 
 extern const Codec codec_avx2, codec_avx2_tables, codec_base, codec_plain;
-extern u64 codec_spread[256], codec_squeeze[256]; /* of each mask of a tile: orders of bytes */
-extern u8 codec_working[256]; /* of each coefficient of a JPEG: its place in WORKING; 64 beyond the last */
-extern u8 codec_sparse[256];  /* the same in SPARSE, in bytes; 0, the place of the DC, beyond the last */
+extern u64 codec_spread[256], codec_squeeze[256]; /* for each mask of a tile: permutations of bytes */
+extern u8 codec_working[256]; /* for each coefficient of a JPEG: its place in WORKING; 64 beyond the last */
+extern u8 codec_sparse[256];  /* its place in SPARSE, in bytes; 0, the place of DC, beyond the last */
 
 void codec_start(void);
 const Codec *codec_choose(const char *name);
@@ -130,7 +130,7 @@ static inline i64 blocks_across(const Shape *s, int component) {
     i64 side = component ? 8 * s->across : 8;
     return (s->width + side - 1) / side;
 }
-/* Where the index of an image is, and where its rows begin. */
+/* The place of an image's index, and of its rows. */
 static inline i64 index_at(const Shape *s) { return HEADER_BYTES + TABLE_BYTES * s->components; }
 static inline i64 rows_at(const Shape *s) {
     return index_at(s) + 4 * (blocks_down(s, 0) + (s->components - 1) * blocks_down(s, 1) + 1);

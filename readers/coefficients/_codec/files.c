@@ -1,6 +1,6 @@
-/* Files on their way into shards: what is done for each file of a tree, with the lock released where the system works.
+/* Reading files for packing: the work per file of a tree, with the lock released during system calls.
  *
- * The functions do the ordinary case alone. Whatever is unusual or wrong they leave to Python, whose code says what it is. */
+ * The functions handle only ordinary files. Python's code handles unusual and damaged ones, and reports errors. */
 #define _POSIX_C_SOURCE 200809L
 #ifdef __APPLE__
 #define _DARWIN_C_SOURCE
@@ -21,8 +21,8 @@ enum { MOST_SEGMENTS = 1 << 16, LEAST_SCAN_BYTES = 10 };
 
 static i64 nanoseconds(struct timespec time) { return time.tv_sec * (i64)1000000000 + time.tv_nsec; }
 
-/* read_file(path, room, size, time): reads a file into `room`. Whether it has `size` bytes, which is less than there is
- * room for, and was modified at `time` in ns; None for any time. */
+/* read_file(path, room, size, time): reads a file into `room`. Returns whether it has `size` bytes, fewer than `room`, and
+ * was modified at `time` in ns; None for any time. */
 PyObject *py_read_file(PyObject *self, PyObject *args) {
     PyObject *path = NULL, *stated;
     Py_buffer room;
@@ -50,8 +50,8 @@ PyObject *py_read_file(PyObject *self, PyObject *args) {
     return failed ? NULL : PyLong_FromLong(is_read);
 }
 
-/* examine(folder, names): of each name in an open folder, each with a zero byte behind it: int64 bytes, UNKNOWN or
- * NOT_REGULAR, and the times of modification and change in ns. */
+/* examine(folder, names): for each name in an open folder (names end with zero bytes): int64 size, UNKNOWN or NOT_REGULAR,
+ * and the times of modification and change in ns. */
 PyObject *py_examine(PyObject *self, PyObject *args) {
     Py_buffer names;
     int folder;
@@ -90,7 +90,7 @@ static int is_at(const u8 *data, i64 bytes, i64 at, const char *what, i64 length
     return length <= bytes - at && !memcmp(data + at, what, (size_t)length);
 }
 
-/* As `parse_frame` of readers/headers/formats.py, which says what is checked and why. */
+/* As `parse_frame` of readers/headers/formats.py, which documents the checks. */
 static int read_facts(const u8 *data, i64 bytes, Facts *facts) {
     static const char exif[] = "Exif\0", xmp[] = "http://ns.adobe.com/xap/1.0/";
     i64 at = 2, size = 0;
@@ -122,8 +122,8 @@ static int read_facts(const u8 *data, i64 bytes, Facts *facts) {
     return has_scans && (bytes - at) / LEAST_SCAN_BYTES * facts->height * facts->width > MOST_SCANNED_PIXELS;
 }
 
-/* read_jpeg_facts(data): of an ordinary JPEG, height, width, components, process, and the bytes [start, stop) of its EXIF
- * and its XMP, zeros for none; None for any other bytes. */
+/* read_jpeg_facts(data): height, width, components and process of an ordinary JPEG, and the byte ranges [start, stop) of
+ * its EXIF and its XMP, zeros for none; None for any other bytes. */
 PyObject *py_read_jpeg_facts(PyObject *self, PyObject *args) {
     Py_buffer data;
     Facts f = {0};

@@ -1,20 +1,20 @@
-/* The segments of a baseline JPEG before its scan (T.81, annex B), for images decoded where they are needed.
+/* The segments of a baseline JPEG before its scan (T.81, annex B), for images without a cache of coefficients.
  *
- * Strict: what is unusual, what libjpeg would warn of, and what is damaged is left to libjpeg. So are progressive JPEGs,
+ * Strict: unusual and damaged images, and images for which libjpeg warns, are left to libjpeg. So are progressive JPEGs,
  * restarts, more than one scan, and colours other than grey and YCbCr. */
 #include "codec.h"
 #include <string.h>
 
 enum { SOF0 = 0xC0, SOF1 = 0xC1, DHT = 0xC4, SOI = 0xD8, EOI = 0xD9, SOS = 0xDA, DQT = 0xDB, DRI = 0xDD };
 enum { APP0 = 0xE0, APP1 = 0xE1, APP2 = 0xE2, ADOBE = 0xEE, APP15 = 0xEF, COM = 0xFE };
-enum { LARGEST = 8191 }; /* of a coefficient times its multiplier, as in encode.py */
+enum { LARGEST = 8191 }; /* largest coefficient times its multiplier, as in encode.py */
 
 typedef struct {
     const u8 *counts, *symbols; /* in the JPEG; null for none */
     i64 number;
 } Huffman;
 typedef struct {
-    Huffman huffman[2][4]; /* of DC and AC */
+    Huffman huffman[2][4]; /* for DC and AC */
     u16 steps[4][64];
     u8 has_steps[4], names[3], quantisation[3];
     i64 profiles, profile;
@@ -30,7 +30,7 @@ static int read_quantisation(const u8 *at, const u8 *end, State *s) {
         at++;
         for (int k = 0; k < 64; k++, at += step) {
             i64 value = is_wide ? number_at(at) : *at;
-            if (value < 1 || value > 32767) return 1; /* libjpeg multiplies by 16 bits with a sign */
+            if (value < 1 || value > 32767) return 1; /* libjpeg multiplies by signed 16 bits */
             s->steps[number][k] = (u16)value;
         }
         s->has_steps[number] = 1;
@@ -47,7 +47,7 @@ static int read_huffman(const u8 *at, const u8 *end, State *s) {
         for (int bits = 1; bits <= 16; bits++, code <<= 1) {
             int count = h.counts[bits - 1];
             code += count, h.number += count;
-            if (count && code >= 1 << bits) return 1; /* not a prefix code, or one of ones alone */
+            if (count && code >= 1 << bits) return 1; /* not a prefix code, or a code of ones only */
         }
         if (h.number > 256 || end - h.symbols < h.number) return 1;
         for (i64 k = 0; kind == 0 && k < h.number; k++)
@@ -77,7 +77,7 @@ static int read_frame(const u8 *at, i64 bytes, State *s, Shape *shape) {
     return 0;
 }
 
-/* A part of a colour profile, which TurboJPEG looks at: all of them, in their order. */
+/* A part of a colour profile; TurboJPEG needs all parts, in order. */
 static int read_profile(const u8 *at, i64 bytes, State *s) {
     if (bytes < 14 || memcmp(at, "ICC_PROFILE", 12)) return 0;
     if (s->profile && s->profiles != at[13]) return 1;
@@ -96,7 +96,7 @@ static int read_segment(int marker, const u8 *at, i64 bytes, State *s, Shape *sh
     case APP0:
         if (bytes >= 14 && !memcmp(at, "JFIF", 5)) {
             s->is_jfif = 1;
-            return at[5] != 1; /* of another version libjpeg warns */
+            return at[5] != 1; /* libjpeg warns of other versions */
         }
         return 0;
     case ADOBE:
@@ -109,7 +109,7 @@ static int read_segment(int marker, const u8 *at, i64 bytes, State *s, Shape *sh
     }
 }
 
-/* The scan of all components, and what its blocks mean. */
+/* The header of the scan of all components, and the order of its blocks. */
 static int read_scan(const u8 *at, i64 bytes, const State *s, const Shape *shape, Codes *codes, Strips *strips) {
     i64 n = shape->components;
     if (!n || bytes != 4 + 2 * n || at[0] != n || at[1 + 2 * n] || at[2 + 2 * n] != 63 || at[3 + 2 * n]) return 1;
@@ -138,7 +138,7 @@ static int read_scan(const u8 *at, i64 bytes, const State *s, const Shape *shape
     return 0;
 }
 
-/* Reads up to the scan. codes: room for 2 tables a component. Returns the byte behind the scan's header, or -1 for a JPEG
+/* Reads up to the scan. codes: room for 2 tables per component. Returns the byte after the scan's header, or -1 for a JPEG
  * that is left to libjpeg. */
 i64 read_head(const u8 *jpeg, i64 bytes, Shape *shape, Codes *codes, Strips *strips) {
     State s = {.adobe = -1};

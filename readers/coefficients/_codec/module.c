@@ -1,11 +1,11 @@
 /* readers.coefficients.native: the functions of Python, in the limited API of 3.11.
  *
- * Each checks that its arguments fit one another, so that no caller in Python can lead it outside of its buffers, and
- * raises ValueError otherwise; what an image says is checked where it is read. The interpreter's lock is released.
+ * Each function checks that its arguments are consistent, so that no Python caller can make it leave its buffers, and
+ * raises ValueError otherwise; values in images are checked when they are read. The interpreter's lock is released.
  *
  *   shape   height, width, components, across, down of the image as stored
  *   region  size, is_fancy, top, left, height, width: a box at size / 8 of its sides
- *   resize  rows, columns, top, left, flips: the size of the whole box, and the corner of what is wanted */
+ *   resize  rows, columns, top, left, flips: the size of the whole resized box, and the corner of the computed part */
 #include "python_abi.h"
 #include "codec.h"
 #include <stdlib.h>
@@ -38,11 +38,11 @@ static int check_region(const Shape *s, const Region *r) {
     return 0;
 }
 
-/* What a function writes to, [height, width, 3] of uint8 or float32, or several of them. */
+/* The output of a function: [height, width, 3] of uint8 or float32, or several of them. */
 typedef struct {
     Py_buffer view;
     Target target;
-    i64 images, image_stride, height, width, pixel, colour; /* the last two: bytes to the next pixel and colour */
+    i64 images, image_stride, height, width, pixel, colour; /* pixel, colour: bytes to the next one */
 } Output;
 
 static int open_output(PyObject *object, Output *out, int axes) {
@@ -58,7 +58,7 @@ static int open_output(PyObject *object, Output *out, int axes) {
     out->height = sides[0], out->width = sides[1], out->pixel = steps[1], out->colour = steps[2];
     return 0;
 }
-/* The strides of a side of one pixel are anything. */
+/* Strides of dimensions of length 1 are arbitrary. */
 static int has_step(const Output *out, i64 bytes) { return out->width == 1 || out->pixel == bytes; }
 static int is_interleaved(const Output *out) {
     return out->colour == out->view.itemsize && has_step(out, 3 * out->view.itemsize);
@@ -69,7 +69,7 @@ static int check_pixels(const Region *r, const Output *out) {
         return refuse("out: uint8 of the size of the region");
     return 0;
 }
-/* scaling: float32 [2, 3], what is multiplied by and added for each colour, or None for uint8. */
+/* scaling: float32 [2, 3], a factor and a summand for each colour, or None for uint8. */
 static int read_resize(const Region *r, const Output *out, PyObject *scaling, int is_fused, Resize *to) {
     const Py_buffer *v = &out->view;
     to->height = out->height, to->width = out->width;
@@ -104,7 +104,7 @@ static int read_resize(const Region *r, const Output *out, PyObject *scaling, in
 
 static PyObject *result_of(int status) { return status == NO_MEMORY ? PyErr_NoMemory() : PyLong_FromLong(status); }
 
-/* decode(data, shape, region, out): coefficients, the header of which fits `shape`. Returns 0 or a reason. */
+/* decode(data, shape, region, out): data: coefficients with a header that fits `shape`. Returns 0 or a reason. */
 static PyObject *py_decode(PyObject *self, PyObject *args) {
     Py_buffer data;
     PyObject *object;
@@ -123,7 +123,7 @@ static PyObject *py_decode(PyObject *self, PyObject *args) {
     return status < 0 ? NULL : result_of(status);
 }
 
-/* Decodes a box of a JPEG that is of this shape, but for what its frame alone says; `to` is null for no resize. */
+/* Decodes a box of a JPEG. shape: only height and width are compared with its frame. to: null for no resize. */
 static int run_jpeg(const Py_buffer *jpeg, const Shape *expected, const Region *r, const Resize *to, Target target) {
     Shape shape;
     Strips strips;
@@ -146,8 +146,8 @@ static int run_jpeg(const Py_buffer *jpeg, const Shape *expected, const Region *
     return status;
 }
 
-/* decode_jpeg(jpeg, shape, region, out): a JPEG of this height and width as stored. Returns 0, or a reason to leave it to
- * libjpeg. */
+/* decode_jpeg(jpeg, shape, region, out): a JPEG with the stored height and width of `shape`. Returns 0, or a reason to leave
+ * it to libjpeg. */
 static PyObject *py_decode_jpeg(PyObject *self, PyObject *args) {
     Py_buffer jpeg;
     PyObject *object;
@@ -195,8 +195,8 @@ static int read_row_of(PyObject *list, i64 place, const i64 *n, const Output *ou
 }
 
 /* resize(images, numbers, out, scaling, is_fused): boxes of images, resized, into rows of a batch [n, height, width, 3].
- * numbers: int64 [images, 18], the row, is_jpeg, shape, region and resize of each; of the shape of a JPEG the first two
- * count. Returns a byte for each: 0, or a reason. */
+ * numbers: int64 [images, 18], the row, is_jpeg, shape, region and resize of each; for a JPEG only height and width of
+ * the shape count. Returns a byte for each: 0, or a reason. */
 static PyObject *py_resize(PyObject *self, PyObject *args) {
     PyObject *list, *object, *scaling, *made = NULL;
     Py_buffer numbers;
@@ -224,7 +224,7 @@ static PyObject *py_resize(PyObject *self, PyObject *args) {
             made = lacks_memory ? PyErr_NoMemory() : PyBytes_FromStringAndSize(NULL, count);
             for (Py_ssize_t k = 0; made && k < count; k++) PyBytes_AsString(made)[k] = (char)rows[k].status;
         }
-        for (Py_ssize_t k = 0; rows && k <= ready; k++) PyBuffer_Release(&rows[k].data); /* of zeros: nothing */
+        for (Py_ssize_t k = 0; rows && k <= ready; k++) PyBuffer_Release(&rows[k].data); /* nothing for zeroed buffers */
         free(rows);
         PyBuffer_Release(&out.view);
     }
@@ -248,14 +248,14 @@ static int check_scans(const Encoding *e, i64 bytes, i64 count) {
                 return refuse("scans");
         }
     }
-    /* blocks are packed as they are read where a single sequential scan has them all */
+    /* blocks are packed while they are read if a single sequential scan has all of them */
     if (!is_progressive && e->scan_count == 1 && e->scans[0].count != e->shape.components) return refuse("scans");
     return 0;
 }
 
 /* encode(jpeg, shape, is_progressive, scans, codes, limits, room): scans: int64 [scans, 17], as `Scan`; limits: int16
- * [components, 65]. Returns coefficients of at most `room` bytes as a bytearray, in which header and multipliers are still
- * to be written, or a reason. */
+ * [components, 65]. Returns coefficients of at most `room` bytes as a bytearray, with room for header and multipliers, or a
+ * reason. */
 static PyObject *py_encode(PyObject *self, PyObject *args) {
     Py_buffer jpeg, scans, codes, limits;
     Encoding e;
@@ -287,7 +287,7 @@ static PyObject *py_encode(PyObject *self, PyObject *args) {
     return made;
 }
 
-/* build_codes(counts, symbols, is_raw): a table, as bytes. counts: 16 bytes, symbols: as many as they say, at most 256. */
+/* build_codes(counts, symbols, is_raw): a table, as bytes. counts: 16 bytes; symbols: sum(counts) bytes, at most 256. */
 static PyObject *py_build_codes(PyObject *self, PyObject *args) {
     Py_buffer counts, symbols;
     PyObject *made = NULL;

@@ -1,4 +1,4 @@
-/* Without instructions by name: for other CPUs, and for tests. */
+/* Portable C without intrinsics: for other CPUs, and for tests. */
 #define VARIANT_PLAIN 1
 #define VARIANT_AVX2 0
 #define VARIANT_PDEP 0

@@ -1,7 +1,7 @@
-/* Vectors of 16 int16 or 8 int32, and the few operations that C's vector extensions have no name for.
+/* Vectors of 16 int16 or 8 int32, and the few operations that C's vector extensions lack.
  *
- * Written three times: AVX2 (with or without pdep), SSE of x86-64-v2, NEON. All else is portable C. Nothing is aligned.
- * A file that includes this says VARIANT_AVX2 and VARIANT_PDEP; VARIANT_PLAIN takes scalar loops for everything. */
+ * Written three times: AVX2 (with or without pdep), SSE of x86-64-v2, NEON. The rest is portable C. Nothing is aligned.
+ * An including file defines VARIANT_AVX2 and VARIANT_PDEP; VARIANT_PLAIN selects scalar loops for everything. */
 #ifndef SIMD_H
 #define SIMD_H
 #include "codec.h"
@@ -198,7 +198,7 @@ INLINE u32 sign_bits(u8x32 v) {
 }
 #endif
 
-/* Lanes of two vectors in turn, of the lower or the upper part of each half of 16 bytes. */
+/* Interleaves lanes of two vectors, from the lower or the upper part of each half of 16 bytes. */
 #ifdef HAS_UNPACK
 UNPACK(u8x32, u8, unpacklo_epi8, unpackhi_epi8)
 UNPACK(i16x16, i16, unpacklo_epi16, unpackhi_epi16)
@@ -234,9 +234,9 @@ INLINE u64 spread_bits(u64 v, u64 mask) { return _pdep_u64(v, mask); }
 INLINE u64 pack_bits(u64 v, u64 mask) { return _pext_u64(v, mask); }
 #endif
 
-/* A bit for each of 32 int16 that is not 0. */
+/* A bit for each nonzero value of 32 int16. */
 INLINE u32 not_zero_32(i16x16 a, i16x16 b) {
-    /* as bytes of all ones, in the order 0..7, 16..23, 8..15, 24..31 of two vectors: put into order */
+    /* bytes of all ones, in the order 0..7, 16..23, 8..15, 24..31 of two vectors, are reordered */
     u8x32 both = saturated_bytes((i16x16)(a != 0) & 255, (i16x16)(b != 0) & 255);
     return sign_bits((u8x32)swapped_middle((i16x16)both));
 }

@@ -1,4 +1,4 @@
-/* What is as quick on every CPU: tables, bytes of scans; and which variant a CPU takes. */
+/* Code that needs no variants: tables, bytes of scans; and the choice of a CPU's variant. */
 #include "codec.h"
 #include <string.h>
 #if defined(__x86_64__)
@@ -62,7 +62,7 @@ static int has_avx2(int *is_slow) {
     return b >> 5 & 1;
 }
 
-/* Not __builtin_cpu_supports: nothing fills in what it reads where the package ziglang links. */
+/* Not __builtin_cpu_supports: with the linker of the package ziglang, nothing initialises its data. */
 static int has_sse4(void) {
     unsigned a, b, c, d;
     return __get_cpuid(1, &a, &b, &c, &d) && (c >> 9 & 1) && (c >> 20 & 1) && (c >> 23 & 1); /* SSSE3, SSE4.2, POPCNT */
@@ -99,14 +99,14 @@ i64 find_marker(const u8 *source, i64 at, i64 stop) {
     return stop;
 }
 
-/* Copies what is free of FF, eight bytes at a time. */
+/* Copies bytes without FF, eight at a time. */
 static const u8 *copy_plain(const u8 *source, const u8 *stop, u8 **target) {
     for (; stop - source >= 8 && !has_ff(load(source)); source += 8, *target += 8) memcpy(*target, source, 8);
     return source;
 }
 
-/* The bytes of a scan without stuffing and restart markers, into target[stop - source]; begins: [2][parts], where the
- * restart intervals begin and end. */
+/* Copies the bytes of a scan without stuffing and restart markers into target[stop - source]; begins: [2][parts], the begin
+ * and the end of each restart interval. */
 int unstuff(const u8 *source, const u8 *stop, u8 *target, i64 *begins, i64 parts) {
     i64 part = 0;
     u8 *out = target;
@@ -130,7 +130,7 @@ int unstuff(const u8 *source, const u8 *stop, u8 *target, i64 *begins, i64 parts
     return part == parts - 1 ? 0 : TOO_FEW_RESTARTS;
 }
 
-/* The same of a scan that the end marker follows, with no other marker in between: how many bytes; -1 for others. */
+/* The same for a scan without markers before the end marker: returns the number of bytes, -1 for other scans. */
 i64 copy_clean(const u8 *source, const u8 *stop, u8 *target) {
     u8 *out = target;
     while ((source = copy_plain(source, stop, &out)) < stop) {
@@ -171,8 +171,8 @@ static u16 skip_of(const u32 *steps, u32 index) {
     return (u16)(used ? count << 8 | used : TO_READ_SINGLY);
 }
 
-/* counts: codes of 1 to 16 bits, which are a prefix code; symbols: as many, `number`. is_raw: of DC or of a progressive
- * scan, where no code ends a block alone. */
+/* counts: number of codes of 1 to 16 bits, a prefix code; symbols: `number` symbols. is_raw: a code of DC or of a
+ * progressive scan, in which no code alone ends a block. */
 void build_codes(const u8 *counts, const u8 *symbols, i64 number, int is_raw, Codes *codes) {
     i64 code = 0, first = 0;
     memset(codes->look, 0, sizeof codes->look);

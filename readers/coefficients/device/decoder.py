@@ -114,7 +114,7 @@ class CoefficientDecoder:
         """
         if not regions:
             return []
-        boxes = [stored_box(*one) for one in zip(uploaded.shapes, regions, strict=True)]
+        boxes = [stored_box(*pair) for pair in zip(uploaded.shapes, regions, strict=True)]
         plan = _plan(uploaded, boxes, [region.coarse for region in regions], self._kernels.PIXELS)
         parts = self._to_device(plan)
         samples = torch.empty(plan.samples, dtype=torch.uint8, device=self.device)
@@ -208,13 +208,13 @@ def _plan(
     index_at = np.array([shape.index_at for shape in shapes], np.int64)[:, None]
     index_at = index_at + INDEX_BYTES * (np.cumsum(blocks[..., 0], 1) - blocks[..., 0] + first[..., 0])
     steps_at = np.broadcast_to(TABLES_AT + TABLE_BYTES * np.arange(3), (count, 3))
-    wanted = np.where(present, last[..., 0] - first[..., 0], 0).reshape(-1)
+    counts = np.where(present, last[..., 0] - first[..., 0], 0).reshape(-1)
     starts = np.zeros(3 * count, np.int64)
     row_programs = {}
     for samples_of_block in np.unique(own[present]).tolist():
         chosen = np.flatnonzero(present.reshape(-1) & (own.reshape(-1) == samples_of_block))
-        starts[chosen] = np.cumsum(wanted[chosen]) - wanted[chosen]
-        row_programs[samples_of_block] = np.repeat(chosen, wanted[chosen])
+        starts[chosen] = np.cumsum(counts[chosen]) - counts[chosen]
+        row_programs[samples_of_block] = np.repeat(chosen, counts[chosen])
     offsets, images = (np.repeat(np.asarray(values, np.int64), 3) for values in (uploaded.offsets, range(count)))
     of_rows = (offsets, index_at, steps_at, blocks[..., 1], first[..., 1], last[..., 1], at, stride, starts, images)
 

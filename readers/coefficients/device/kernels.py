@@ -221,15 +221,15 @@ def _top_block(row, at, end):
 
 
 @triton.jit
-def _store_samples(samples, values, blocks, wanted, stride, SIZE: tl.constexpr):
-    """Store the samples of the wanted blocks.
+def _store_samples(samples, values, blocks, valid, stride, SIZE: tl.constexpr):
+    """Store the samples of the valid blocks.
 
     values: int32 [BLOCKS, SIZE, SIZE]. samples: the place of the first sample of block 0.
     """
     lines = tl.arange(0, SIZE)[None, :, None]
     columns = tl.arange(0, SIZE)[None, None, :]
     at = (blocks * SIZE)[:, None, None] + lines * stride + columns
-    tl.store(samples + at, values.to(tl.uint8), mask=wanted[:, None, None])
+    tl.store(samples + at, values.to(tl.uint8), mask=valid[:, None, None])
 
 
 @triton.jit
@@ -283,26 +283,26 @@ def decode_rows(data, table, programs, samples, damaged, BLOCKS: tl.constexpr, S
         block = _top_block(row, top, end)
         for start in range(first, last, BLOCKS):
             blocks = start + tl.arange(0, BLOCKS)
-            wanted = blocks < last
-            heads = tl.where(wanted, _bytes(row, low_heads + blocks, end), 0)
+            valid = blocks < last
+            heads = tl.where(valid, _bytes(row, low_heads + blocks, end), 0)
             values, masks, digits = _digits(row, heads, low_masks, low_digits, low_number, end)
             low_masks += masks
             low_number += digits
             dc = wrapped(_words(row, 2 * blocks, end))
             values = tl.where((place == 0)[None, :, :], dc[:, None, None], values)
-            heads = tl.where(wanted, _bytes(row, high_heads + blocks, end), 0)
+            heads = tl.where(valid, _bytes(row, high_heads + blocks, end), 0)
             upper, masks, digits = _digits(row, heads, high_masks, high_digits, high_number, end)
             high_masks += masks
             high_number += digits
             values += upper << 4
             while block < start + BLOCKS:
-                here = (place == (_bytes(row, top + 2, end) & 63))[None, :, :] & (blocks == block)[:, None, None]
+                matches = (place == (_bytes(row, top + 2, end) & 63))[None, :, :] & (blocks == block)[:, None, None]
                 digit = (_bytes(row, top + 3, end) ^ 128) - 128
-                values += tl.where(here, digit << 8, 0)
+                values += tl.where(matches, digit << 8, 0)
                 top += 4
                 block = _top_block(row, top, end)
             made = inverse(wrapped(values * multipliers[None, :, :]), BLOCKS, SIZE)
-            _store_samples(samples, made, blocks, wanted, stride, SIZE)
+            _store_samples(samples, made, blocks, valid, stride, SIZE)
 
 
 # ------------------------------------------------------------------------------
@@ -320,17 +320,17 @@ def decode_rows(data, table, programs, samples, damaged, BLOCKS: tl.constexpr, S
 @triton.jit
 def _of_lines(plane, near, far, blends, pixel, count):
     """Samples of the near line or, with blends, 3 * near + far, for the pixels below `count`."""
-    here = tl.load(plane + near, mask=pixel < count, other=128).to(tl.int32)
-    there = tl.load(plane + far, mask=pixel < count * blends, other=0).to(tl.int32)
-    return here + blends * (2 * here + there)
+    near_value = tl.load(plane + near, mask=pixel < count, other=128).to(tl.int32)
+    far_value = tl.load(plane + far, mask=pixel < count * blends, other=0).to(tl.int32)
+    return near_value + blends * (2 * near_value + far_value)
 
 
 @triton.jit
 def _chroma(plane, near, far, column, other, widens, blends, rounding, pixel, count):
     """Interpolated chroma, centred on 0. near, far: offsets of the lines. column, other: the near and far column."""
-    here = _of_lines(plane, near + column, far + column, blends, pixel, count)
-    there = _of_lines(plane, near + other, far + other, blends, pixel, count * widens)
-    total = here + widens * (2 * here + there)
+    near_value = _of_lines(plane, near + column, far + column, blends, pixel, count)
+    far_value = _of_lines(plane, near + other, far + other, blends, pixel, count * widens)
+    total = near_value + widens * (2 * near_value + far_value)
     return ((total + rounding) >> (2 * (widens + blends))) - 128
 
 

@@ -1,4 +1,4 @@
-"""How rocAL's own readers read a directory: (image, label, components) of each sample.
+"""How rocAL's native readers read a directory: (image, label, components) of each sample.
 
 Every entry counts, and paths are concatenated without a slash. Names are looked up in an index of version v1.0 only.
 """

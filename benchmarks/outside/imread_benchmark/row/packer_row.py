@@ -10,21 +10,21 @@ from readers.decode import decode_image
 
 
 class PackerDecoder(BaseDecoder):
-    """A whole JPEG, by `readers.decode.decode_image`."""
+    """Decodes a whole JPEG by `readers.decode.decode_image`."""
 
     name = "packer"
     package_name = "packer-vision"
 
     def decode(self, data: bytes) -> np.ndarray:
-        return np.ascontiguousarray(decode_image(data))  # copies the few that EXIF turns
+        return np.ascontiguousarray(decode_image(data))  # copies only images that EXIF rotates
 
 
 class CoefficientsDecoder(BaseDecoder):
-    """The same image from what a cache of coefficients keeps: encoded in the validation pass, which is not timed."""
+    """Decodes the bytes that a cache of coefficients stores; the validation pass, which is not timed, encodes them."""
 
     name = "packer-coefficients"
     package_name = "packer-vision"
-    in_dataloader = False  # each worker would keep all images
+    in_dataloader = False  # each worker would store all images
 
     def __init__(self) -> None:
         self._kept: dict[bytes, bytes] = {}

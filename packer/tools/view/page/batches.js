@@ -1,5 +1,5 @@
-// The content of a training batch: its samples as the order deals them, as pixels after the augmentations, with what
-// was drawn for each. Orders and draws are functions of seed, epoch and position, so this is what training gets.
+// The content of a training batch: its samples by the order, as pixels after augmentation, with the random draws of
+// each. Orders and draws are functions of seed, epoch and position, so training gets the same batch.
 
 import { clean, count, foreign, make, plural } from "./dom.js";
 import { failure } from "./ranges.js";
@@ -13,13 +13,13 @@ export class Batches {
   #form = null;
   #asked = 0;
 
-  /** on: {asked(parameters), opened(index, box)}: box is what a crop took of the image, where there is one. */
+  /** on: {asked(parameters), opened(index, box)}: box is the region of the image's crop, if any. */
   constructor(element, on) {
     this.#element = element;
     this.#on = on;
   }
 
-  /** Show the batch of these parameters (URLSearchParams; what is missing has its default). */
+  /** Show the batch of these parameters (URLSearchParams; missing ones have defaults). */
   show(split, given) {
     if (split !== this.#split) this.#build(split);
     for (const [name, , value] of NUMBERS) this.#form.elements[name].value = given.get(name) ?? value;

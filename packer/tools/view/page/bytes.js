@@ -1,5 +1,5 @@
-// What bytes hold: arrays of NumPy, the numbers of PNG masks, checksums, and a dump in hexadecimal. Bytes are not
-// trusted: lengths are compared with what is there before anything is made of them.
+// Decoding of bytes: NumPy arrays, the numbers of PNG masks, checksums, and a hexadecimal dump. Bytes are not trusted:
+// lengths are compared with the available bytes before use.
 
 const NUMBERS = {
   b1: [1, "getUint8"], u1: [1, "getUint8"], i1: [1, "getInt8"], u2: [2, "getUint16"], i2: [2, "getInt16"], u4: [4, "getUint32"],
@@ -11,14 +11,14 @@ const TABLE = Uint32Array.from({ length: 256 }, (_, byte) => {
   return byte;
 });
 
-/** CRC32C (Castagnoli), as the index has it of each field. */
+/** CRC32C (Castagnoli), as in the index for each field. */
 export function crc32c(data) {
   let crc = 0xffffffff;
   for (const byte of data) crc = TABLE[(crc ^ byte) & 255] ^ (crc >>> 8);
   return (crc ^ 0xffffffff) >>> 0;
 }
 
-/** The array of .npy bytes: {dtype, shape, values}, of at most `most` values in C order. Throws if it is none. */
+/** The array of .npy bytes: {dtype, shape, values}, of at most `most` values in C order. Throws for other bytes. */
 export function parseNpy(data, most = 100_000) {
   const view = new DataView(data.buffer, data.byteOffset, data.byteLength);
   if (data.length < 12 || new TextDecoder("latin1").decode(data.subarray(1, 6)) !== "NUMPY") throw new Error("not in .npy form");
@@ -33,7 +33,7 @@ export function parseNpy(data, most = 100_000) {
   return { dtype: dtype[2], shape: sides, values };
 }
 
-/** The numbers in a PNG of one channel: {width, height, values, palette}; null for one that only a browser decodes. */
+/** The numbers in a PNG of one channel: {width, height, values, palette}; null for a PNG that only a browser decodes. */
 export async function parsePng(data) {
   const view = new DataView(data.buffer, data.byteOffset, data.byteLength), parts = [];
   let header = null, palette = null;
@@ -64,7 +64,7 @@ async function inflated(blob, most) {
   return whole;
 }
 
-/** The filters of PNG (PNG specification, 9.2) undone; `step` bytes are a pixel. */
+/** Undo the filters of PNG (PNG specification, 9.2); a pixel has `step` bytes. */
 function unfiltered(lines, height, stride, step) {
   const pixels = new Uint8Array(height * stride);
   for (let y = 0; y < height; y++) {
@@ -98,7 +98,7 @@ function unpacked(bytes, { width, height, bits }, stride) {
   return values;
 }
 
-/** Bytes as lines: where, sixteen or so in hexadecimal, the same as text. */
+/** Bytes as lines: the position, about sixteen bytes in hexadecimal, and the same bytes as text. */
 export function hexDump(data, width = 16) {
   const lines = [];
   for (let at = 0; at < data.length; at += width) {

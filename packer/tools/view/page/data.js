@@ -1,4 +1,4 @@
-// A set as its documents say: columns, orders and bytes, the same behind `packer view` and in an export.
+// A set by its documents: columns, orders and bytes, for both `packer view` and exports.
 
 import { crc32c } from "./bytes.js";
 import { Blocks, failure, getJson, readOnce, readStart, Turns } from "./ranges.js";
@@ -9,9 +9,9 @@ const TYPES = {
 };
 const PROCESSES = { 0xc0: "baseline", 0xc1: "extended", 0xc2: "progressive", 0xc3: "lossless" };
 const MOST_SHOWN = 256 << 20, MOST_IN_GRID = 1_000_000; // of one field, in memory
-const MOST_SCANNED = 1_000_000; // numbers of an order that are looked through for a sample
+const MOST_SCANNED = 1_000_000; // numbers of an order that are searched for a sample
 const POLL_MS = 400, PROBES = 8;
-const LARGE = 400; // pixels, from which small pictures are too small
+const LARGE = 400; // pixels; larger pictures need more than thumbnails
 const MOST_SEARCHED = 500_000, SEARCHED_AT_ONCE = 20_000; // keys
 const images = new Turns(4);
 
@@ -67,7 +67,7 @@ export class Order {
     return Array.from((await this.#column.spans([[first, end]]))[0]);
   }
 
-  /** Where a sample is in first…end; null where that is not known without reading more than 4 MB. */
+  /** The position of a sample in first…end; null if finding it needs more than 4 MB. */
   async position(index, first, end) {
     if (!this.#column && !this.values) return index >= first && index < end ? index : null;
     if (end - first > MOST_SCANNED) return null;
@@ -91,14 +91,14 @@ export class Split {
     return `${encodeURIComponent(this.name)}`;
   }
 
-  /** The names of the orders, with how many samples each has where that is known. */
+  /** The names of the orders, with their numbers of samples if known. */
   get orderNames() {
     const orders = Object.entries(this.document.orders ?? {}).filter(([, order]) => order === null || order.count !== 0);
     const names = orders.map(([name, order]) => ({ name, title: order?.title ?? name, count: order?.count ?? null }));
     return names.some(({ name }) => name === "stored") ? names : [{ name: "stored", title: "stored", count: this.samples }, ...names];
   }
 
-  /** An order. One that takes reading every sample takes a while: progress(done, total) is called meanwhile. */
+  /** An order. progress(done, total) is called for an order that needs a read of every sample. */
   order(name, progress = () => {}) {
     if (!this.#orders.has(name)) {
       const made = this.#order(name, progress);
@@ -122,19 +122,19 @@ export class Split {
     return new Order(name, document, column, this.samples);
   }
 
-  /** Whether texts can be searched: without Python every key is read for it. */
+  /** Whether texts can be searched; without Python the search reads every key. */
   get isSearchable() {
     return Boolean(this.view.can?.where) || this.samples <= MOST_SEARCHED;
   }
 
-  /** The samples that an expression chooses (`packer subset --where`) and that have a text, in an order and its runs. */
+  /** The samples that match an expression (`packer subset --where`) and a text, in an order and its runs. */
   async select({ where, search, order }, progress = () => {}) {
     if (!this.view.can?.where) return this.#searched(where, search, order, progress);
     const query = new URLSearchParams({ split: this.name, where, search, order });
     return this.#opened(order, await finished(`where.json?${query}`, progress));
   }
 
-  /** The same without Python, for a text in keys and names of classes alone: all keys are read, some at a time. */
+  /** The same without Python, for a text in keys and class names only: reads all keys, in parts. */
   async #searched(where, search, name, progress) {
     if (where) throw new Error("an exported page has no expressions; packer view SET has them");
     const order = await this.order(name), wanted = search.toLowerCase(), values = [], before = [0];
@@ -169,7 +169,7 @@ export class Split {
     return this.columns.has("label") ? this.columns.get("label").at(indices) : indices.map(() => -1);
   }
 
-  /** {label, score} that a model gave each sample; null without predictions. */
+  /** A model's {label, score} for each sample; null without predictions. */
   async predictions(indices) {
     if (!this.columns.has("predicted")) return null;
     const [labels, scores] = await Promise.all(["predicted", "score"].map((name) => this.columns.get(name).at(indices)));
@@ -184,7 +184,7 @@ export class Split {
   async findKey(prefix) {
     const order = await this.order("key"), wanted = new TextEncoder().encode(prefix);
     const keyAt = async (position) => new TextEncoder().encode((await this.keys(await order.numbers(position, position + 1)))[0]);
-    let low = 0, high = order.count; // what is looked for is at low…high
+    let low = 0, high = order.count; // the result is in low…high
     while (low < high) {
       const places = [...new Set(Array.from({ length: PROBES }, (_, i) => low + Math.floor(((high - low) * i) / PROBES)))]; // at once: a round trip costs more
       const isBelow = (await Promise.all(places.map(keyAt))).map((key) => compared(key, wanted) < 0);
@@ -217,7 +217,7 @@ export class Split {
     return `sample/${this.address}/${index}/${encodeURIComponent(field)}${as && `?as=${as}`}`;
   }
 
-  /** The bytes of a field; null where a sample lacks it. size: how many they are, where that is known already. */
+  /** The bytes of a field; null if a sample lacks it. size: their number, if known already. */
   async fieldBytes(index, field, { signal, most = MOST_SHOWN, as = "", size = null } = {}) {
     const extent = as ? null : await this.extent(index, field);
     const shard = extent?.shard;
@@ -239,7 +239,7 @@ export class Split {
     return readStart(this.fieldUrl(index, field), most, signal);
   }
 
-  /** An address of a small picture for the grid, and what frees it. */
+  /** The address of a small picture for the grid, and a function that frees it. */
   async thumbnail(index, side, signal) {
     if (this.view.live) return { url: `thumb/${this.address}/${index}?side=${side}`, free: () => {} };
     return images.take(async () => {
@@ -250,7 +250,7 @@ export class Split {
     }, signal);
   }
 
-  /** The small picture of a sample that an export has; null where it has none, or the image could not be decoded. */
+  /** The small picture of a sample in an export; null without one, or if the image could not be decoded. */
   async #picture(index) {
     const offsets = await this.columns.get("thumbnail.offset")?.spans([[index, index + 2]]);
     if (!offsets) return null;
@@ -259,7 +259,7 @@ export class Split {
     return first === end ? null : (await this.columns.get("thumbnail").spans([[first, end]]))[0];
   }
 
-  /** All that is known of a sample: the document of `packer view`, or the same put together from the columns. */
+  /** The description of a sample: the document of `packer view`, or the same made from the columns. */
   async sample(index) {
     if (this.view.live) return getJson(`sample/${this.address}/${index}.json`);
     const [[key], [label], fields, header] = await Promise.all([
@@ -282,14 +282,14 @@ export class Split {
     const names = ["width", "height", "components", "process", "orientation", "media"].filter((name) => this.columns.has(name));
     const values = await Promise.all(names.map((name) => this.columns.get(name).at([index])));
     const header = Object.fromEntries(names.map((name, i) => [name, values[i][0]]));
-    if (header.orientation > 4) [header.width, header.height] = [header.height, header.width]; // as it is displayed
+    if (header.orientation > 4) [header.width, header.height] = [header.height, header.width]; // as displayed
     if ("media" in header) header.media = this.view.media?.[header.media] ?? String(header.media);
     if ("process" in header) header.process = PROCESSES[header.process] ?? null;
     return header;
   }
 }
 
-/** A document that is computed meanwhile, as soon as it is there. */
+/** Wait for a document that the server computes. */
 async function finished(url, progress) {
   for (;;) {
     const document = await getJson(url);
@@ -314,7 +314,7 @@ const MAGIC = [
   ["image/bmp", [0x42, 0x4d]], ["image/webp", [0x52, 0x49, 0x46, 0x46]],
 ];
 
-/** What a browser shows: the type of an image by its first bytes; others, SVG among them, are just bytes. */
+/** The type of an image that browsers show, by its first bytes; other files, such as SVG, are just bytes. */
 export function mediaType(data) {
   const found = MAGIC.find(([, magic]) => magic.every((byte, i) => data[i] === byte));
   return found ? found[0] : "application/octet-stream";

@@ -25,7 +25,7 @@ export function draw(tag, attributes = {}, ...children) {
 
 export const find = (id) => document.getElementById(id);
 
-/** Foreign text made safe to show: what controls a terminal or turns text around as escapes, the middle of long ones left out. */
+/** Foreign text made safe: control and direction characters become escapes, and the middle of long texts is left out. */
 export function clean(text, most = 300) {
   return shortened(String(text).slice(0, 8 * most).replace(CONTROLS, escaped), most);
 }
@@ -47,7 +47,7 @@ function shortened(text, most) {
   return `${characters.slice(0, most - end - 1).join("")}…${characters.slice(-end).join("")}`;
 }
 
-/** Foreign text in its own direction, apart from the text around it. */
+/** Foreign text in its own direction, isolated from the surrounding text. */
 export const foreign = (text, most) => make("bdi", { text: clean(text, most) });
 
 export const count = (number) => Number(number).toLocaleString("en-GB");
@@ -61,7 +61,7 @@ export function bytes(number) {
   return unit ? `${Number(value.toPrecision(3))} ${units[unit]}` : plural(value, "byte");
 }
 
-/** A call of `work` when nothing asked for it during `ms`. */
+/** A function that calls `work` once, `ms` after its last call. */
 export function settled(work, ms) {
   let timer = 0;
   return (...given) => {

@@ -1,5 +1,5 @@
-// The grid of images: only the rows that are seen are elements. It keeps the focus itself and names the active cell to
-// assistive technology, so that a cell may go away while it is active.
+// The grid of images: only visible rows are elements. The grid keeps the focus and names the active cell to assistive
+// technology, so the element of an active cell may be removed.
 
 import { clean, count, find, make, settled } from "./dom.js";
 import { Scroll } from "./scroll.js";
@@ -9,8 +9,8 @@ export const SIZES = LEAST_WIDTHS.length;
 const SETTLED_MS = 80;
 
 export class Grid {
-  active = 0; // position in what is shown, from 0
-  picked = new Set(); // numbers of the samples that are selected
+  active = 0; // position among the shown samples, from 0
+  picked = new Set(); // numbers of the selected samples
   #least = LEAST_WIDTHS[1];
   #lastPicked = 0;
   #element;
@@ -37,7 +37,7 @@ export class Grid {
     new ResizeObserver(() => this.#measure()).observe(element);
   }
 
-  /** How large pictures are: 0 to SIZES - 1. */
+  /** The size of pictures: 0 to SIZES - 1. */
   set size(size) {
     if (this.#least === LEAST_WIDTHS[size]) return;
     this.#least = LEAST_WIDTHS[size];
@@ -74,7 +74,7 @@ export class Grid {
     return (await this.#order.numbers(this.#first + position, this.#first + position + 1))[0];
   }
 
-  /** Make a position the active one and bring it into view. */
+  /** Make a position active and scroll it into view. */
   reveal(position) {
     this.active = Math.min(Math.max(position, 0), Math.max(this.#count - 1, 0));
     const { row, edge } = this.#size, y = edge + Math.floor(this.active / this.#columns) * row;
@@ -117,7 +117,7 @@ export class Grid {
 
   #loadSoon = settled(() => this.#load(), SETTLED_MS);
 
-  /** Rows that are seen become elements, others go. */
+  /** Make elements for visible rows, and remove the others. */
   #draw() {
     if (!this.#order) return;
     const { row, edge } = this.#size, top = this.#scroll.top, page = this.#element.clientHeight;
@@ -161,7 +161,7 @@ export class Grid {
     else this.#element.removeAttribute("aria-activedescendant");
   }
 
-  /** Fill the rows that are seen; what was scrolled away meanwhile is not asked for. */
+  /** Fill the visible rows; rows that were scrolled away are not requested. */
   async #load() {
     this.#loading.abort();
     const { signal } = (this.#loading = new AbortController());
@@ -181,7 +181,7 @@ export class Grid {
         });
       }
       this.#mark();
-      performance.mark("packer-rows"); // what measures the page looks for it
+      performance.mark("packer-rows"); // for measurements of the page
     } catch (error) {
       if (!signal.aborted) this.#on.failed(error);
     }
@@ -235,7 +235,7 @@ export class Grid {
     event.preventDefault();
   }
 
-  /** Select the active sample, or no longer; isRange: select all from the last one on. */
+  /** Select or deselect the active sample. isRange: select all samples from the last selected one on. */
   async #pick(isRange) {
     const at = this.active, [first, end] = isRange ? [Math.min(at, this.#lastPicked), Math.max(at, this.#lastPicked) + 1] : [at, at + 1];
     try {
@@ -250,7 +250,7 @@ export class Grid {
     this.#on.picked();
   }
 
-  /** Up from the first row and down from the last stay in their column. */
+  /** Up from the first row and down from the last row stay in their column. */
   #go(to, columns) {
     if (!this.#count) return;
     const last = this.#count - 1;
@@ -267,7 +267,7 @@ function remove(row) {
     cell.loading?.abort();
     cell.free?.();
     const image = cell.querySelector("img");
-    if (image) image.removeAttribute("src"); // a request that is under way ends
+    if (image) image.removeAttribute("src"); // cancels its request
   }
   row.remove();
 }
@@ -278,5 +278,5 @@ export function predictedTexts(split, { label, score }) {
   return [clean(split.className(label), 60), ...(Number.isNaN(score) ? [] : [score.toPrecision(2)])];
 }
 
-/** The end of a key, which tells samples apart. */
+/** The end of a key, which distinguishes samples. */
 const tail = (key) => key.slice(key.lastIndexOf("/") + 1) || key;

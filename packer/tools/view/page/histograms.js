@@ -1,4 +1,4 @@
-// How sizes, media, shapes and classes are spread: bars, each of which shows its samples.
+// Distributions of sizes, media, shapes and classes: bars that show their samples on a click.
 
 import { bytes, clean, count, foreign, make, plural } from "./dom.js";
 import { capital, runName } from "./runs.js";
@@ -38,7 +38,7 @@ function byRange({ edges, counts, unit }) {
   return counts.map((number, i) => ({ name: `${plain(edges[i], unit)} – ${plain(edges[i + 1], unit)}`, from: plain(edges[i], unit), to: plain(edges[i + 1], unit), number, run: i }));
 }
 
-/** Bars of named things, one below the other. */
+/** Horizontal bars with names. */
 function rows(bars, choose) {
   const most = Math.max(1, ...bars.map(({ number }) => number));
   return make("ul", { class: "rows" }, ...bars.map(({ name, number, run }) => {
@@ -49,7 +49,7 @@ function rows(bars, choose) {
   }));
 }
 
-/** Bars side by side, for ranges of a number. One of them is in the order of Tab, arrow keys reach the others. */
+/** Vertical bars for ranges of a number. Tab reaches one of them, arrow keys the others. */
 function columns(bars, choose) {
   const most = Math.max(1, ...bars.map(({ number }) => number)), none = `the largest bar: ${plural(most, "sample")}`;
   const said = make("p", { class: "said", "aria-hidden": "true", text: none });

@@ -1,4 +1,4 @@
-// The page of `packer view` and of its exports: what is shown is in the fragment of the address, so that it can be linked.
+// The page of `packer view` and of its exports. The fragment of the address describes the view, so views can be linked.
 
 import { Batches } from "./batches.js";
 import { openSet } from "./data.js";
@@ -10,7 +10,7 @@ import { capital, RunList, runName } from "./runs.js";
 
 const VIEWS = ["samples", "histograms", "batches"], MOST_NAME = 100, SAVED_AT_ONCE = 20_000;
 const state = { view: "samples", split: "", order: "stored", run: null, where: "", search: "", size: 1, sample: null, at: 0, batch: new URLSearchParams() };
-let set, split, order, crop = null; // crop: what a batch took of a sample
+let set, split, order, crop = null; // crop: the region of a sample in a batch
 
 const grid = new Grid(find("grid"), {
   opened: async (position) => openSample(await grid.sample(position), position, true),
@@ -68,7 +68,7 @@ function read() {
 // --- going somewhere ------------------------------------------------------------------------------------------------
 let going = 0;
 
-/** Change what is shown. Nothing is changed where it cannot be: the reason is shown. */
+/** Change the view. If that is impossible, keep the view and show the reason. */
 async function go(change, { isNew = true } = {}) {
   const next = { ...state, ...change }, mine = ++going;
   const isOther = !split || next.split !== state.split || next.order !== state.order || next.where !== state.where || next.search !== state.search;
@@ -110,7 +110,7 @@ async function go(change, { isNew = true } = {}) {
   else if (state.sample !== wasSample || isElsewhere) await showSample();
 }
 
-/** The samples that are chosen, in an order. */
+/** The chosen samples in an order. */
 const orderOf = (split, { where, search }, order, progress) => (where || search ? split.select({ where, search, order }, progress) : split.order(order, progress));
 
 function controls() {
@@ -126,7 +126,7 @@ function controls() {
   status();
 }
 
-/** Download the keys of the samples that are selected, else of what is shown, one a line, as --keys of packer's commands takes them. */
+/** Download the keys of the selected samples, or else of all shown samples, one per line, for --keys of packer's commands. */
 async function save() {
   const [first, number] = grid.picked.size ? [0, grid.picked.size] : state.run === null ? [0, order.count] : order.runs[state.run].slice(1);
   const lines = [], saved = split, picked = [...grid.picked].sort((a, b) => a - b);
@@ -179,7 +179,7 @@ async function openSample(index, position, takesFocus) {
   await showSample(takesFocus);
 }
 
-/** The panel of the sample of the state; the grid goes to it where its position is known. */
+/** Show the panel of the state's sample; the grid moves to it if its position is known. */
 async function showSample(takesFocus = false) {
   const index = state.sample;
   if (!(index < split.samples)) {
@@ -225,8 +225,8 @@ async function step(by) {
   await openSample(await grid.sample(position), position, false);
 }
 
-// --- what is typed and chosen ---------------------------------------------------------------------------------------
-/** The number of a sample; else what has a text in its key, its class or its texts; of very many, the first such key. */
+// --- input ----------------------------------------------------------------------------------------------------------
+/** Go to a sample number; or else filter by a text in key, class or texts; in very large sets, go to the first such key. */
 async function jump(text) {
   const number = /^#?\d{1,12}$/.test(text) && Number(text.replace("#", "")) < split.samples ? Number(text.replace("#", "")) : null;
   const toNumber = () => go({ view: "samples", order: "stored", ...UNFILTERED, run: null, at: number, sample: null });
@@ -296,7 +296,7 @@ function keys(event) {
 
 const resize = (by) => go({ size: Math.min(Math.max(state.size + by, 0), SIZES - 1) }, { isNew: false });
 
-/** Out of a text box; then the sample is closed; then the filter is taken away. */
+/** Leave a text box; or else close the sample; or else remove the filter. */
 function escape(event) {
   if (event.target.closest("input, select, textarea")) grid.focus();
   else if (panel.isOpen) closeSample();
@@ -329,7 +329,7 @@ async function start() {
   listen();
   const wanted = read();
   await go(wanted, { isNew: false });
-  if (state.sample !== null) panel.focus(); // or the keys of a sample that a link opened would do nothing
+  if (state.sample !== null) panel.focus(); // so that keys work after a link opened the sample
   else if (state.view === "samples") grid.focus();
 }
 

@@ -1,12 +1,11 @@
-// What is drawn over an image: masks, boxes and points. All of them count in the pixels of the image as it is displayed,
-// after its EXIF orientation.
+// Overlays of an image: masks, boxes and points, in pixels of the displayed image, after its EXIF orientation.
 
 import { parseNpy, parsePng } from "./bytes.js";
 import { clean, count, draw, make } from "./dom.js";
 
 const MOST_BOXES = 1000, MOST_POINTS = 20_000, SERIES = 7, IGNORED = 255, MOST_VALUES = 12;
 
-/** Colours far apart for numbers that follow each other: hues a golden angle apart. */
+/** Clearly different colours for consecutive numbers: hues a golden angle apart. */
 function colour(value) {
   const hue = (value * 137.508) % 360, light = 0.5 + 0.12 * ((value % 3) - 1), reach = 0.75 * Math.min(light, 1 - light);
   return [0, 8, 4].map((n) => {
@@ -15,10 +14,10 @@ function colour(value) {
   });
 }
 
-/** Whether a palette says more than shades of grey. */
+/** Whether a palette has colours other than grey. */
 const isColoured = (palette) => palette?.some((value, i) => value !== palette[i - (i % 3)]);
 
-/** A mask as a canvas over the image, and what its numbers are: {element, legend: [[value, share, css colour]]}. */
+/** A mask as a canvas over the image, with a legend of its numbers: {element, legend: [[value, share, css colour]]}. */
 export async function maskLayer(data) {
   const mask = (await parsePng(data)) ?? (await decoded(data));
   const { width, height, values, palette } = mask;
@@ -47,7 +46,7 @@ function maskColour(value, palette) {
   return value === IGNORED ? [225, 225, 225] : colour(value);
 }
 
-/** A mask that is no plain PNG, as far as the browser decodes it: 8 bits of grey. */
+/** A mask that is not a plain PNG, decoded by the browser to 8 bits of grey. */
 async function decoded(data) {
   const bitmap = await createImageBitmap(new Blob([data]), { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   const canvas = new OffscreenCanvas(bitmap.width, bitmap.height), context = canvas.getContext("2d");
@@ -78,7 +77,7 @@ export function boxLayer(data, [width, height], names) {
   return { element, note: `${count(shape[0])} ${shape[0] === 1 ? "box" : "boxes"}${shape[0] > MOST_BOXES ? `, the first ${count(MOST_BOXES)} drawn` : ""}` };
 }
 
-/** Points [..., 2] as x, y; those of one row of boxes have one colour, and NaN is one that is missing. */
+/** Points [..., 2] as x, y; the points of a box have one colour, and NaN is a missing point. */
 export function pointLayer(data, [width, height]) {
   const { shape, values } = parseNpy(data, 2 * MOST_POINTS);
   if (shape.at(-1) !== 2) throw new Error(`points of the shape ${shape}, expected [..., 2]`);
@@ -93,7 +92,7 @@ export function pointLayer(data, [width, height]) {
   return { element: make("div", { class: "layer" }, svg), note: `${count(drawn)} ${drawn === 1 ? "point" : "points"}` };
 }
 
-/** The region that a draw of an augmentation took, on the original. */
+/** The region of an augmentation's draw, on the original image. */
 export function cropLayer([x0, y0, x1, y1], [width, height]) {
   const svg = surface(width, height, "crop");
   svg.append(draw("path", { class: "shade", "fill-rule": "evenodd", d: `M0 0H${width}V${height}H0ZM${x0} ${y0}V${y1}H${x1}V${y0}Z` }),

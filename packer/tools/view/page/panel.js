@@ -1,4 +1,4 @@
-// One sample: its image with what is drawn over it, its texts, its bytes and where they are, and how to read it.
+// The panel of a sample: its image with overlays, its texts, its bytes and their place, and code that reads it.
 
 import { hexDump, parseNpy } from "./bytes.js";
 import { bytes, clean, cleanLines, count, foreign, make, plural } from "./dom.js";
@@ -16,7 +16,7 @@ export class Panel {
   #loading = new AbortController();
   #free = [];
   #stage = null;
-  #isHidden = new Set(); // names of layers that are switched off; stays from sample to sample
+  #isHidden = new Set(); // names of hidden layers, for all samples
 
   /** on: {closed(), stepped(by)}. */
   constructor(element, on) {
@@ -33,7 +33,7 @@ export class Panel {
     this.#element.focus({ preventScroll: true });
   }
 
-  /** Say at which position of what is shown the sample is. */
+  /** Show the position of the sample among the shown samples. */
   place(text) {
     const note = this.#element.querySelector(".top > .note");
     if (note) note.textContent = text;
@@ -51,7 +51,7 @@ export class Panel {
     this.#free.splice(0).forEach((free) => free());
   }
 
-  /** Show a sample; what is known at once at once, the rest as it comes. crop: a box that is marked in the image. */
+  /** Show a sample: known facts at once, the rest when it arrives. crop: a box to mark in the image. */
   async open(split, index, crop = null) {
     this.#stop();
     const { signal } = this.#loading, stage = (this.#stage = new Stage("Image"));
@@ -81,11 +81,11 @@ export class Panel {
     }
   }
 
-  // --- the picture and what is over it ----------------------------------------------------------------------------
+  // --- the picture and its overlays -------------------------------------------------------------------------------
   async #picture(split, sample, stage, checks, signal) {
     const field = sample.fields.find(({ name, kind }) => name === "image" && (kind === "image" || kind === "pixels")) ??
                   sample.fields.find(({ kind }) => kind === "image" || kind === "pixels") ??
-                  (split.view.live ? sample.fields.find(({ kind }) => kind === "array") : undefined); // its middle
+                  (split.view.live ? sample.fields.find(({ kind }) => kind === "array") : undefined); // its middle slice
     if (sample.error) this.#element.querySelector(".parts").prepend(make("p", { class: "problem", text: clean(sample.error.message ?? sample.error, 500) }));
     if (!field) return stage.say("This sample has no image.");
     stage.say("loading …");
@@ -97,7 +97,7 @@ export class Panel {
     }
   }
 
-  /** An image element that is loaded: from the bytes, or as the server converts what browsers do not show. */
+  /** A loaded image element: from the bytes, or converted by the server if browsers do not show the format. */
   async #image(split, sample, field, checks, signal) {
     const show = async (url) => {
       const image = make("img", { alt: "", draggable: "false" });
@@ -130,7 +130,7 @@ export class Panel {
     this.#switch("crop of the batch", stage.layers[0], bar);
   }
 
-  /** A box to switch a layer off and on. */
+  /** A check box that hides and shows a layer. */
   #switch(name, layer, bar) {
     const box = make("input", { type: "checkbox" }), note = make("span", { class: "note" });
     box.checked = !this.#isHidden.has(name);
@@ -179,7 +179,7 @@ export class Panel {
     return { element, legend };
   }
 
-  /** What the boxes are called: labels of the classes, or the numbers themselves. */
+  /** The names of the boxes: class labels, or the numbers. */
   async #names(split, index, field, signal) {
     const { values } = parseNpy(await split.fieldBytes(index, field, { signal, most: MOST_FIELD_BYTES }));
     return values.map((label) => split.className(label) || String(label));
@@ -234,7 +234,7 @@ export class Panel {
     return make("div", {}, list, fields);
   }
 
-  /** A link that saves the bytes of a field as they are. */
+  /** A link that saves the bytes of a field. */
   #download(split, sample, field) {
     const name = (field.file || `${sample.key.split("/").at(-1)}.${field.name}`).split("/").at(-1).slice(-120);
     const link = make("a", { class: "download", text: "Download", download: name, href: split.view.live ? split.fieldUrl(sample.index, field.name) : "#" });
@@ -279,7 +279,7 @@ export class Panel {
     return details;
   }
 
-  /** Keys that change how the sample is seen, wherever the focus is; inside of the panel those that step, too. */
+  /** Keys that change the view of the sample, wherever the focus is; inside the panel also keys that step. */
   key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, select, summary, pre")) return;
     const steps = this.#element.contains(event.target) && !event.target.closest(".stage");
@@ -300,7 +300,7 @@ export class Panel {
   }
 }
 
-/** A line or more that one click copies. */
+/** Lines that one click copies. */
 function copyable(text, what) {
   const button = make("button", { type: "button", text: "Copy", "aria-label": `Copy the ${what}` });
   const code = make("code", { text });
@@ -308,7 +308,7 @@ function copyable(text, what) {
     try {
       await navigator.clipboard.writeText(text);
       button.textContent = "Copied";
-    } catch { // not allowed: it is selected, to be copied by hand
+    } catch { // not allowed: select it, to be copied by hand
       getSelection().selectAllChildren(code);
     }
   });

@@ -1,10 +1,10 @@
-// Bytes of files by Range requests: never more than 1 MB in one, what was read is kept, and what lies close together
-// is one request.
+// Bytes of files by Range requests of at most 1 MB; bytes that were read are kept, and neighbouring ranges are one
+// request.
 
 export const MOST = 1_000_000;
 const BLOCK = 2048, GAP = 8, MOST_BLOCKS = 16_384, WHOLE_FILE = 16 << 20, AT_ONCE = 6;
 
-/** At most so many pieces of work at once; what is aborted before its turn never begins. */
+/** Runs a limited number of tasks at once; a task that is aborted before its turn never begins. */
 export class Turns {
   #waiting = [];
   #free;
@@ -29,13 +29,13 @@ export class Turns {
 
 const turns = new Turns(AT_ONCE);
 
-/** What a server said that it cannot do, as an error with its words. */
+/** The error for a server's refusal, with the server's message. */
 export async function failure(response) {
   let message = `${response.status} ${response.statusText}`;
   try {
     const said = (await response.json()).error;
     if (said?.message) message = said.message;
-  } catch { /* not a document of ours */ }
+  } catch { /* not a document of packer */ }
   return new Error(message);
 }
 
@@ -45,7 +45,7 @@ export async function getJson(url, signal) {
   return response.json();
 }
 
-/** Bytes first…end of a file, in one request. A server that answers with the whole of a large file is given up. */
+/** Bytes first…end of a file, in one request. Aborts if the server sends the whole of a large file. */
 async function fetchRange(url, first, end, signal) {
   const response = await fetch(url, { headers: { Range: `bytes=${first}-${end - 1}` }, signal, credentials: "same-origin" });
   if (response.status === 416) return new Uint8Array();
@@ -59,7 +59,7 @@ async function fetchRange(url, first, end, signal) {
   return new Uint8Array(await response.arrayBuffer()).subarray(first, end);
 }
 
-/** Bytes first…end of a file, in as many requests as 1 MB each makes; kept by nobody. */
+/** Bytes first…end of a file, in requests of 1 MB, without caching. */
 export async function readOnce(url, first, end, signal) {
   const whole = new Uint8Array(end - first);
   const parts = [];
@@ -74,14 +74,14 @@ export async function readOnce(url, first, end, signal) {
   return whole;
 }
 
-/** At most `most` bytes from the start of a file, which may be shorter. */
+/** The first bytes of a file, at most `most`. */
 export const readStart = (url, most, signal) => turns.take(() => fetchRange(url, 0, most, signal), signal);
 
-/** Blocks of files, read when they are first asked for; the oldest are dropped. */
+/** Blocks of files, read on first use; the oldest are dropped. */
 export class Blocks {
   #blocks = new Map();
 
-  /** For each [first, end) of a file, its bytes. Blocks that are missing are asked for together where they are close. */
+  /** The bytes of each [first, end) of a file. Neighbouring missing blocks are requested together. */
   async read(url, spans, signal) {
     const missing = new Set();
     for (const [first, end] of spans)
@@ -101,7 +101,7 @@ export class Blocks {
         const name = `${block} ${url}`;
         if (this.#blocks.has(name)) continue;
         const part = run.then((bytes) => bytes.slice((block - first) * BLOCK, (block - first + 1) * BLOCK));
-        part.catch(() => this.#blocks.delete(name)); // asked for again the next time
+        part.catch(() => this.#blocks.delete(name)); // requested again next time
         this.#blocks.set(name, part);
       }
       from = to;
@@ -115,7 +115,7 @@ export class Blocks {
   async #joined(url, first, end) {
     const whole = new Uint8Array(end - first), parts = [];
     for (let block = Math.floor(first / BLOCK); block * BLOCK < end; block++)
-      parts.push([block * BLOCK, this.#blocks.get(`${block} ${url}`)]); // all of them now: others may be dropped meanwhile
+      parts.push([block * BLOCK, this.#blocks.get(`${block} ${url}`)]); // take all at once, because later requests may drop some
     for (const [start, part] of parts) {
       const bytes = await part;
       if (start + bytes.length < Math.min(end, start + BLOCK))

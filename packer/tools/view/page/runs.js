@@ -1,5 +1,5 @@
-// The filter: classes, values of a column, ranges of sizes or groups of duplicates, as a list to search and choose from.
-// They are the runs of orders; which order is listed does not depend on the one that is shown.
+// The filter: classes, values of a column, ranges of sizes or groups of duplicates, as a searchable list. They are the
+// runs of an order, which may differ from the shown order.
 
 import { clean, count, find, foreign, make } from "./dom.js";
 
@@ -24,7 +24,7 @@ export class RunList {
     this.#element.open = matchMedia("(min-width: 60rem)").matches;
   }
 
-  /** List the runs of what is shown, or those that were listed, of the same samples. orderOf: makes an order of them. */
+  /** List the runs of the shown order, or of the order listed before, for the same samples. orderOf: makes an order of them. */
   show(split, order, chosen, orderOf) {
     this.#shown = { split, order, chosen, orderOf };
     const names = split.orderNames.filter(({ name }) => !WITHOUT_RUNS.includes(name));
@@ -81,7 +81,7 @@ export class RunList {
     more.textContent = !this.#order ? (this.#by.value ? "sorting …" : "choose a column above") : found.length ? `${count(found.length - MOST_SHOWN)} more: search to see them` : "nothing found";
   }
 
-  /** Up and down walk through the list; Enter in the search takes the first that was found. */
+  /** Up and down move through the list; Enter in the search chooses the first match. */
   #key(event) {
     const stops = [this.#search, ...this.#list.querySelectorAll("button")], at = stops.indexOf(document.activeElement);
     const to = { ArrowDown: at + 1, ArrowUp: at - 1 }[event.key];
@@ -92,7 +92,7 @@ export class RunList {
   }
 }
 
-/** What a run is called; classes may have no name. */
+/** The name of a run; classes may have no name. */
 export function runName(order, number) {
   const name = String(order.runs[number][0]);
   return name || (order.name === "class" ? "(no class)" : "(none)");

@@ -1,7 +1,7 @@
-// Scrolling over more pixels than an element can be high. A spacer of at most LONGEST pixels gives the bar; `top` is
-// the real place. Small movements of the bar are movements of `top`, pixel for pixel; jumps are shares of the whole.
+// Scrolling over more pixels than the largest height of an element. A spacer of at most LONGEST pixels makes the scroll
+// bar; `top` is the real position. Small movements of the bar move `top` pixel by pixel; jumps are shares of the whole.
 
-const LONGEST = 4_000_000; // browsers clamp the height of an element, the strictest that we know at 8,947,840 pixels
+const LONGEST = 4_000_000; // browsers limit the height of an element; the lowest known limit is 8,947,840 pixels
 
 export class Scroll {
   top = 0;
@@ -39,7 +39,7 @@ export class Scroll {
     this.#align();
   }
 
-  /** What a child of the element has to be moved by to be seen at the place `y`. */
+  /** The offset of a child element that is visible at position `y`. */
   offset(y) {
     return y - this.top + this.#element.scrollTop;
   }
@@ -57,7 +57,7 @@ export class Scroll {
     if (this.#room === this.most) this.top = now;
     else if (Math.abs(moved) > 4 * page) this.top = (now / this.#room) * this.most;
     else this.top = Math.min(Math.max(this.top + moved, 0), this.most);
-    const isAtEdge = now < page || now > this.#room - page; // the bar must not end before the samples do
+    const isAtEdge = now < page || now > this.#room - page; // the bar must not end before the samples
     if (this.#room !== this.most && isAtEdge) this.#align();
     return true;
   }

@@ -1,4 +1,4 @@
-// An image with what is drawn over it, at its natural size, fitted, or larger.
+// An image with its overlays, at its natural size, fitted, or larger.
 
 import { make } from "./dom.js";
 
@@ -27,7 +27,7 @@ export class Stage {
     new ResizeObserver(() => this.#lay()).observe(this.#view);
   }
 
-  /** Show a picture that has been loaded; an element and its size in pixels. */
+  /** Show a loaded picture: an element and its size in pixels. */
   show(picture, size, alt) {
     this.size = size;
     picture.classList.add("picture");
@@ -74,14 +74,14 @@ export class Stage {
   #lay() {
     const [width, height] = this.size;
     if (!width) return;
-    this.#view.classList.toggle("fitted", this.#zoom === null); // no scroll bars, which would take from what is measured
+    this.#view.classList.toggle("fitted", this.#zoom === null); // without scroll bars, which would change the measured size
     const view = this.#view, scale = this.#scale, before = this.#frame.offsetWidth || 1;
     const [x, y] = [(view.scrollLeft + view.clientWidth / 2) / before, (view.scrollTop + view.clientHeight / 2) / before];
     this.#frame.style.width = `${width * scale}px`;
     this.#frame.style.height = `${height * scale}px`;
     this.#frame.classList.toggle("pixels", scale >= PIXELS_FROM);
     this.#shown.textContent = `${Math.round(100 * scale)} %`;
-    view.scrollLeft = x * width * scale - view.clientWidth / 2; // what was in the middle stays there
+    view.scrollLeft = x * width * scale - view.clientWidth / 2; // the middle stays in the middle
     view.scrollTop = y * width * scale - view.clientHeight / 2;
   }
 }

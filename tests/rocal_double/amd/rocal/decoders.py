@@ -1,4 +1,4 @@
-"""A double of the decoder behind rocAL's own readers."""
+"""A double of the decoder behind rocAL's native readers."""
 
 import rocal_pybind as b
 

@@ -1,4 +1,4 @@
-"""A double of rocAL's own readers of tar and TFRecord."""
+"""A double of rocAL's native readers of tar and TFRecord."""
 
 from rocal_pybind import shards
 
