@@ -195,7 +195,7 @@ export class Grid {
     cell.setAttribute("aria-label", [name, ...labels, `sample ${count(index)}`].join(", "));
     cell.title = [name, ...labels].join("\n");
     cell.children[1].append(make("bdi", { class: "key", text: tail(name) }), make("div", { class: "labels" }, make("bdi", { class: "class", text: given }),
-      predicted ? make("div", { class: predicted.isWrong && model.length ? "predicted wrong" : "predicted" }, ...(model.length ? model : ["–"]).map((text) => make("bdi", { text }))) : null));
+      predicted ? make("div", { class: predicted.isWrong && model.length ? "predicted wrong" : "predicted" }, ...(model.length ? model : ["–"]).map((text, i) => make("bdi", { text: i ? ` ${text}` : text }))) : null));
     const failed = (why) => {
       if (!loading.signal.aborted) picture.replaceChildren(make("span", { class: "none", text: why }));
     };
