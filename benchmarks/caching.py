@@ -512,7 +512,7 @@ if __name__ == "__main__":
         __doc__,
         set="a packed set",
         split=(None, "split of the set"),
-        mode=(str, "what is measured", tuple(MODES)),
+        mode=(str, "the measurement", tuple(MODES)),
         workers=(2, "DataLoader workers, or reading processes"),
         threads=(0, "use ImageLoader with this many threads instead"),
         epochs=(3, "epochs"),

@@ -59,12 +59,12 @@ class Clock:
 
 def list_tree(root: str | os.PathLike[str]) -> list[tuple[str, int]]:
     """(path, label) of every file of `root/<class>/`, sorted: for contenders that do not list files themselves."""
-    found = []
+    files = []
     classes = sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith("."))
     for label, name in enumerate(classes):
         folder = os.path.join(root, name)
-        found += [(os.path.join(folder, file), label) for file in sorted(os.listdir(folder))]
-    return found
+        files += [(os.path.join(folder, file), label) for file in sorted(os.listdir(folder))]
+    return files
 
 
 def files_below(root: str | os.PathLike[str]) -> list[str]:
@@ -125,7 +125,7 @@ def sync_below(root: str | os.PathLike[str]) -> None:
 
 
 def fio(files: Iterable[Path], block: int, depth: int = 1, *, direct: bool = False, mode: str = "randread") -> float:
-    """Reads a second of fio in one process, each block once: through the page cache, or from the device (`direct`).
+    """Reads/s of fio in one process, each block once: through the page cache, or from the device (`direct`).
 
     files: whole, cut into blocks of `block` bytes (direct: rounded up to 4 KiB). Raises FileNotFoundError without fio.
     """
@@ -223,10 +223,10 @@ def _tree() -> list[int]:
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 children.setdefault(int(_stat(int(entry.name))[1]), []).append(int(entry.name))
-    found = [os.getpid()]
-    for pid in found:
-        found += children.get(pid, [])
-    return found
+    pids = [os.getpid()]
+    for pid in pids:
+        pids += children.get(pid, [])
+    return pids
 
 
 def cpu_seconds() -> float:

@@ -106,7 +106,7 @@ def bare_mmap(place: Place) -> Row:
     return Row(len(places), get)
 
 
-@contender(FIO, imports="readers", data="ours", note="our shards in blocks of the mean size, by the page cache")
+@contender(FIO, imports="readers", data="ours", note="our shards in blocks of the mean size, from the page cache")
 @contender(DEVICE, imports="readers", data="ours", note="the device without the page cache", depth=32)
 def of_fio(place: Place, chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
     import readers

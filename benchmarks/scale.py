@@ -323,7 +323,7 @@ if __name__ == "__main__":
         work="folder for the tree and the outputs",
         samples=(100_000, "names in the tree"),
         per_folder=(1000, "names in a folder"),
-        inodes=(False, "an empty file of its own for each name"),
+        inodes=(False, "a separate empty file for each name"),
         shuffle=(False, "plan and pack in a random order"),
         cold=(False, "empty the page cache before each step"),
         index=(0, "only make and open an index of this many samples"),

@@ -112,13 +112,13 @@ class Fields:
                 f"{mixing[0]!r} mixes images, which {self.moving[0]} does not follow: leave one of them out"
             )
 
-    def refuse_targets(self, what: str) -> None:
-        """Raise ValueError for a set whose labels or images a DALI or rocAL pipeline cannot read. what: its name."""
+    def refuse_targets(self, subject: str) -> None:
+        """Raise ValueError for a set whose labels or images a DALI or rocAL pipeline cannot read. subject: its name."""
         if self._kinds.get("image") == "pixels":
-            raise ValueError(f"{what} decodes images, but this set has raw pixels: use ImageLoader")
+            raise ValueError(f"{subject} decodes images, but this set has raw pixels: use ImageLoader")
         if self.label != "label":
             raise ValueError(
-                f"{what} returns class numbers, but the labels of this set are in its field {self.label!r}: use "
+                f"{subject} returns class numbers, but the labels of this set are in its field {self.label!r}: use "
                 f"ImageLoader or readers.torch, or leave out the label and read that field by the index"
             )
 
@@ -231,7 +231,9 @@ def _read_columns(reader: Reader, rows: list[int], names: Sequence[str]) -> list
     except SAMPLE_ERRORS:
         return [[_read_one(reader, row, name) for row in rows] for name in names]
     left = {name: iter(payloads) for name, payloads in data.items()}
-    return [[next(left[name]) if one else None for one in present.tolist()] for name, present in has.items()]
+    return [
+        [next(left[name]) if is_present else None for is_present in present.tolist()] for name, present in has.items()
+    ]
 
 
 def _read_one(reader: Reader, row: int, name: str) -> Buffer | Exception | None:
@@ -273,17 +275,17 @@ class FieldMoves:
     names: the requested fields that follow the image. order: all fields to read, boxes before their rows.
     """
 
-    def __init__(self, kinds: Mapping[str, str], wanted: Sequence[str], options: FieldOptions) -> None:
+    def __init__(self, kinds: Mapping[str, str], requested: Sequence[str], options: FieldOptions) -> None:
         self._kinds, self._options = kinds, options
         prefixes = {f"{_singular(name)}_": name for name, kind in kinds.items() if kind == "boxes"}
         self._boxes_of = {
             name: boxes
-            for name in wanted
+            for name in requested
             for prefix, boxes in prefixes.items()
             if name.startswith(prefix) and kinds[name] in ("array", "points")
         }
-        self.names = tuple(name for name in wanted if kinds[name] in MOVING or name in self._boxes_of)
-        self.order = tuple(dict.fromkeys((*self._boxes_of.values(), *wanted)))
+        self.names = tuple(name for name in requested if kinds[name] in MOVING or name in self._boxes_of)
+        self.order = tuple(dict.fromkeys((*self._boxes_of.values(), *requested)))
 
     def move(self, name: str, value: Any, placement: Placement, chosen: dict[str, npt.NDArray[np.bool_]]) -> Any:
         """The value of a field for the moved image; call it for fields in their `order`.

@@ -253,15 +253,15 @@ class Reader:
         if field == self._only and self._kept is not None:
             indices = checked_indices(indices, self)
             data = self._kept.hits(indices)
-            missing = [i for i, one in enumerate(data) if one is None]
+            missing = [i for i, payload in enumerate(data) if payload is None]
             if missing:
-                for i, one in zip(missing, self._read_extents(indices[missing], field), strict=True):
-                    data[i] = one
+                for i, payload in zip(missing, self._read_extents(indices[missing], field), strict=True):
+                    data[i] = payload
             return data  # type: ignore[return-value]
         return self._read_extents(indices, field)
 
     def read_fields(self, rows: Mapping[str, Indices]) -> dict[str, list[Buffer]]:
-        """The bytes of several fields, each of samples of its own: {field: samples} to {field: bytes}.
+        """The bytes of several fields, each for its own samples: {field: samples} to {field: bytes}.
 
         They are planned as one read: neighbours are fetched together, whichever field they are of, and a server is
         waited for once. Raises as `read_many` does.
@@ -575,7 +575,7 @@ class Announcer:
         data = read(rows, *more)
         waited = time.perf_counter() - began - (time.thread_time() - worked)
         self._seconds += (waited / max(1, len(rows)) - self._seconds) / (8 if self._bytes else 1)
-        self._bytes = sum(0 if isinstance(one, Exception) else len(one) for one in data) / max(1, len(rows))
+        self._bytes = sum(0 if isinstance(payload, Exception) else len(payload) for payload in data) / max(1, len(rows))
         return data
 
     def _rows_with(self, positions: Int64s, rows: Int64s) -> Int64s:
@@ -589,8 +589,8 @@ class Announcer:
             begun = np.arange(max(0, first - order.open_positions), first)
             self._done = order.indices(self._epoch, begun)
         self._visits.update(fresh.tolist())
-        wanted = np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
-        return wanted[~np.isin(wanted, self._done)] if len(self._done) else wanted
+        needed = np.concatenate([rows[visits < 0], *order.samples_of(self._epoch, fresh)])
+        return needed[~np.isin(needed, self._done)] if len(self._done) else needed
 
 
 def joined(rows_of: Callable[[int], tuple[Int64s, Int64s]]) -> Callable[[int, int], tuple[Int64s, Int64s]]:
@@ -702,12 +702,12 @@ class Criteria:
         if isinstance(self.keys, str):
             match = re.compile(fnmatch.translate(self.keys)).match
             return np.array([match(key) is not None for key in candidates], np.bool_)
-        wanted = set(self.keys or ())
-        missing = sorted(wanted.difference(candidates))
+        chosen = set(self.keys or ())
+        missing = sorted(chosen.difference(candidates))
         if missing:
             few = listed([repr(key) for key in missing], _SHOWN)
             raise UnknownNameError(f"{reader}: {len(missing)} keys are not among the {len(left)} asked: {few}")
-        return np.array([key in wanted for key in candidates], np.bool_)
+        return np.array([key in chosen for key in candidates], np.bool_)
 
 
 def json_payloads(reader: Reader, indices: npt.NDArray[np.int64]) -> Iterator[tuple[str, Buffer | None]]:

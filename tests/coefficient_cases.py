@@ -71,7 +71,7 @@ def stored_coefficients(data: bytes) -> tuple[list[npt.NDArray[np.int64]], list[
 
 
 def _read_row(row: bytes, blocks: npt.NDArray[np.int64]) -> None:
-    """One row of blocks, into found [blocks, 8, 8]."""
+    """Read one row of blocks into `blocks` [n, 8, 8]."""
     width = len(blocks)
     blocks[:, 0, 0] = np.frombuffer(row, "<i2", width)
     kinds: list[list[Any]] = [[], []]

@@ -36,7 +36,7 @@ WITH_PROCESSES = [
     pytest.mark.filterwarnings("ignore:.*unclosed <socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 CROPS = [RandomResizedCrop(32), RandomHorizontalFlip()]
-# Both resize by a triangle filter and round; DALI's weights come from a table. Of 255.
+# Differences of 255: both resize by a triangle filter and round; DALI's weights come from a table.
 MEAN_DIFFERENCE, MOST_DIFFERENCE = 0.5, 6
 
 

@@ -117,7 +117,7 @@ def test_crops_that_reach_beyond_their_image_are_black_there(dtype: torch.dtype)
     assert largest <= step and mean < 0.04 * step, (largest, mean)
 
 
-def test_the_formula_is_that_of_interpolate() -> None:
+def test_the_formula_equals_torchs_interpolate() -> None:
     """In float64 and without rounding between the passes, so that the reference shares no code with the kernel."""
     image = pictures([(61, 83)])[0]
     pixels = render("triton", [image], [job((5, 9, 50, 70), (20, 31), (0, 0))], (20, 31))[0]

@@ -213,7 +213,7 @@ def test_geometry_equals_pillow(ops: list[Op], render: Callable[[list[Op], list[
 
 
 def test_reduced_decoding_stays_close_to_pillow() -> None:
-    """Large JPEGs are decoded at 1/2, 1/4 or 1/8; the mean difference to a full decode is under 1.5 of 255."""
+    """Large JPEGs are decoded at 1/2, 1/4 or 1/8; the mean difference from a full decode is under 1.5 of 255."""
     ops: list[Op] = [RandomResizedCrop(64), RandomHorizontalFlip()]
     images = [photo(i, 1200, 1600, grain=40) for i in range(8)]
     plan = plan_for(ops, images)

@@ -311,7 +311,7 @@ def test_two_ranks_at_once(packed_base: Any, place: dict[str, Any], spawned: Pro
         assert epoch == batches(packed_base, AUGMENTS["scaled"], 2, rank=rank, world_size=2)
     slow = SlowReader(packed_base)
     with readers.cached(slow, keep=KEEP, **persisting) as reader:
-        slow.reads.clear()  # of the measurement
+        slow.reads.clear()  # reads that measure sizes
         assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"])
         assert slow.reads == [] and reader.stats().present == len(IMAGES)
     for path in place["directory"].iterdir():
@@ -324,7 +324,7 @@ def test_a_cache_that_is_filled_from_the_command_line(packed_base: Any, tmp_path
     assert done.returncode == 0 and kept in done.stdout, done.stderr
     slow = SlowReader(packed_base)
     with readers.cached(slow, keep=KEEP, directory=tmp_path, persist=True) as reader:
-        slow.reads.clear()  # of the measurement
+        slow.reads.clear()  # reads that measure sizes
         assert batches(reader, AUGMENTS["scaled"]) == batches(packed_base, AUGMENTS["scaled"]) and slow.reads == []
     assert "coefficients-1 image" in run_packer("cache", "clean", "--all", "--target", tmp_path).stdout
 

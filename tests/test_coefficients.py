@@ -281,10 +281,10 @@ REFUSED = {
     "truncated": (lambda: _jpeg()[:-40] + b"\xff\xd9", "truncated|a code that"),
     "without an end": (lambda: _jpeg()[:-2], "truncated|expected"),
     "bytes left over": (lambda: _jpeg()[:-2] + b"\0\0\0\xff\xd9", "left over"),
-    "restarts out of turn": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of order"),
+    "restarts out of order": (lambda: _jpeg(restart=1).replace(b"\xff\xd1", b"\xff\xd2", 1), "out of order"),
     "restarts without an interval": (
         lambda: _jpeg(restart=1).replace(b"\xff\xdd\0\x04\0\1", b"\xff\xdd\0\x04\0\0"),
-        "turn",
+        "out of order",
     ),
     "an unused code": (lambda: _jpeg(code=LONG)[:-60] + b"\xfe" * 58 + b"\xff\xd9", "code that|left over"),
     "a table that is no code": (lambda: _changed(_jpeg(), 0xC4, 5, 3), "Huffman table"),

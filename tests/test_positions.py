@@ -59,7 +59,8 @@ def in_fit(function: Callable[[], Any], epoch: int, done: int = 0, in_step: bool
     """Call a function from a loop that is in this epoch and has finished this many of its batches."""
     counts = SimpleNamespace(completed=0, processed=0, started=0)
     progress = SimpleNamespace(ready=done + in_step, processed=done)
-    batches = SimpleNamespace(current=progress, total=counts, is_last_batch=False)
+    total = SimpleNamespace(ready=done + in_step, processed=done, completed=done)
+    batches = SimpleNamespace(current=progress, total=total, is_last_batch=False)
     loop = SimpleNamespace(
         restarting=resumes,
         epoch_progress=SimpleNamespace(current=SimpleNamespace(processed=epoch), total=counts),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import multiprocessing
 import os
 import re
@@ -91,11 +92,12 @@ def rank_of_two(rank: int, port: int, output: Path, words: list[str]) -> None:
 
 
 def run_on_two_ranks(output: Path, *words: str) -> str:
-    """The output of an example on two ranks."""
+    """The output of an example on two ranks, which are forked, so that they need not import PyTorch again."""
+    importlib.import_module("torch._dynamo")  # by optimizers, once, and not in each rank
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    start = multiprocessing.get_context("spawn").Process
+    start = multiprocessing.get_context("fork").Process
     ranks = [start(target=rank_of_two, args=(rank, port, output, list(words))) for rank in range(2)]
     for process in ranks:
         process.start()

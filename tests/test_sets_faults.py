@@ -30,7 +30,7 @@ COUNTS = {"train": {"cat": 4, "dog": 3}, "val": {"dog": 2}}
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A set, another one, and masks; tests may not write to them."""
+    """Two sets, and masks; tests may not write to them."""
     root = tmp_path_factory.mktemp("base")
     pack_tree(root / "set", "tar", COUNTS, samples=3)
     pack_tree(root / "other", "tar", {"train": {"eel": 2}}, seed=1)

@@ -364,7 +364,7 @@ def test_the_file_of_a_crash_is_checked_and_taken_over(tmp_path: Path) -> None:
 
     path = left_by_a_crash(tmp_path)
     word = struct.unpack("=Q", path.read_bytes()[LAYOUT.words_at + 8 * 5 :][:8])[0]
-    for _ in range(2):  # crash after crash
+    for _ in range(2):  # repeated crashes
         killed_in_child(read_and_die)
     patch(path, word >> 30 << 6, b"!")
     with open_in(tmp_path) as cache:

@@ -459,7 +459,7 @@ def test_killed_server_processes_are_restarted(web: Proxy, packed: Path, tmp_pat
             kept = readers.cached(plain, 1.0, partition=(node, 2), directory=tmp_path / f"memory-{node}")
             own.append(stack.enter_context(kept))
         before = children()
-        with pytest.warns(UserWarning, match="have not published their address"):  # the first meets no other
+        with pytest.warns(UserWarning, match="have not published their address"):  # the first node meets no other
             made = Cluster(tmp_path, own, [], serve=True, timeout_seconds=0.5)
         stack.callback(made.close)
         counts = lambda: [(stats.near, stats.far) for stats in (reader.store.stats() for reader in made.readers)]  # noqa: E731

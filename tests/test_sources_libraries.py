@@ -403,7 +403,7 @@ def sample(number: int) -> bytes:
 
 
 def mds_of(compression: str | None) -> Layout:
-    """Two splits, of two shards and one."""
+    """Two splits, one of two shards and one of a single shard."""
 
     def write(folder: Path) -> Path:
         shards = [[sample(i) for i in range(4)], [sample(i) for i in range(4, 7)]]

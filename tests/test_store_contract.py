@@ -125,7 +125,7 @@ class _Connect:
 
 @pytest.mark.filterwarnings("ignore:node . is not asked")
 class TestNeighbours(StoreSuite):
-    """Three nodes: this one; one that answers, for half of the shards; and one that does not."""
+    """Three nodes: this node, a node that answers for half of the shards, and a node that does not answer."""
 
     @pytest.fixture(autouse=True)
     def _nodes(self, root: Path) -> Iterator[None]:

@@ -82,7 +82,7 @@ def test_the_document_agrees_with_the_reader(client: Client, truth: readers.Read
     bounds, blob = (client.column(train["columns"][name]) for name in ("key.offset", "key"))
     keys = [bytes(blob[a:b]).decode() for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
     assert keys == list(truth.keys)
-    for name in ("height", "width", "media", "orientation"):  # of a set: its index
+    for name in ("height", "width", "media", "orientation"):  # for a set: its index
         if name in train["columns"]:
             assert np.array_equal(client.column(train["columns"][name]), getattr(truth.info, name))
 
@@ -113,7 +113,7 @@ def test_orders_equal_numpy_sorts(client: Client, truth: readers.Reader) -> None
 
 def test_bars_are_runs(client: Client, truth: readers.Reader) -> None:
     orders = client.get("view.json").json["splits"]["train"]["orders"]
-    client.order(orders["damaged"]["document"])  # of a folder: so that its headers have been read
+    client.order(orders["damaged"]["document"])  # for a folder: its headers have been read
     histograms = client.get("view.json").json["splits"]["train"]["histograms"]
     assert histograms.keys() == {"bytes", "size", "side", "aspect", "media", "class"}
     for name, histogram in histograms.items():

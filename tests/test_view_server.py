@@ -71,7 +71,7 @@ def test_connections_are_limited_and_take_no_threads(folder: Path) -> None:
     """Connections over the limit get an error, and the others are still answered."""
     with packer.view(folder) as viewing, ExitStack() as open_ones:
         with Client(viewing.url) as client:
-            assert client.get("view.json").status == 200  # whatever threads an answer takes
+            assert client.get("view.json").status == 200  # starts the threads that an answer takes
             threads = threading.active_count()
             lines = [socket.create_connection(("127.0.0.1", viewing.port), 30) for _ in range(300)]
             for line in lines:

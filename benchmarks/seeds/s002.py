@@ -187,14 +187,14 @@ def _same_draws(load: int, arguments: argparse.Namespace) -> Iterator[Check]:
     sizes = np.array([(image.height, image.width) for image in files])
     plan = Recipe(ops(load), compose=True).plan(1, 0, np.arange(count), sizes[:, 0], sizes[:, 1])
     steps = {len(made.first.steps) for made in plan.jobs()}
-    promise = f"load {load}: ours moves the pixels of an image once, by one map of all flips and turns"
+    promise = f"load {load}: packer moves the pixels of an image once, by one map of all flips and rotations"
     yield Check(promise, f"steps of an image: {steps}", steps == {1})
     for bilinear, name in {True: OURS, False: OURS_NEAREST}.items():
         pixels, bound = _pixels(CONTENDERS[name].function(job), job, count), _LARGEST["map"]
         pairs = zip(pixels, (_by_plan(image, plan, i, bilinear) for i, image in enumerate(files)), strict=True)
         apart = float(np.mean([np.abs(a - np.asarray(b, np.float32)).mean() for a, b in pairs]))
         how = "bilinear" if bilinear else "nearest pixel"
-        promise = f"load {load}: ours against one Image.transform by Pillow with the same draws, {how}"
+        promise = f"load {load}: packer against one Image.transform by Pillow with the same draws, {how}"
         yield Check(promise, f"{apart:.2f} of 255 on average", apart < bound)
     if systems.installed(CONTENDERS[DALI_LOADER].imports):
         exact, by_dali = image_loader(job, compose="exact"), CONTENDERS[DALI_LOADER].function(job)
@@ -260,8 +260,8 @@ def look(pixels: Any, labels: Any) -> None:
 
 
 def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Of each load: "alone 4", ms a batch of the loader by itself; "cpu 4", CPU ms an image then; "ResNet-18 4", ms a
-    step of the loop; and of the last load what was busy in a loop with the first model."""
+    """Figures of each load: "alone 4", ms per batch of the loader alone; "cpu 4", its CPU ms per image; "ResNet-18 4",
+    ms per step of the loop; and for the last load the utilisation in a loop with the first model."""
     option, figures = chosen.options.get, {}
     models = MODELS[: option("models", len(MODELS))]
     sleeps = None if trains() else {model: _sleep_ms(arguments, model) / 1e3 for model in MODELS}
@@ -283,7 +283,7 @@ def measure(chosen: Contender, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def time_batches(batches: Iterator[Any], step: Step, seconds: float, least: int) -> tuple[float, float]:
-    """(ms a step, CPU ms an image of all processes) over `seconds`, and at least so many batches."""
+    """(ms a step, CPU ms an image of all processes) over `seconds` and at least `least` batches."""
     clock, count, images = Clock(), 0, 0
     while count < least or clock.seconds < seconds:
         pixels, labels = next(batches)
@@ -341,9 +341,9 @@ def _gains(results: Results, name: str, other: str, model: str, some: tuple[int,
 def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     some = loads(arguments)
     for name, other, comparison in (
-        (OURS_NEAREST, PYTORCH, "ours over PyTorch, both with the nearest pixel,"),
-        (OURS, PYTORCH_LINEAR, "ours over PyTorch, both with bilinear rotations,"),
-        (OURS_GPU, PYTORCH, "ours on the GPU over PyTorch"),
+        (OURS_NEAREST, PYTORCH, "packer over PyTorch, both with the nearest pixel,"),
+        (OURS, PYTORCH_LINEAR, "packer over PyTorch, both with bilinear rotations,"),
+        (OURS_GPU, PYTORCH, "packer on the GPU over PyTorch"),
         (DALI_GPU, PYTORCH, "DALI on the GPU over PyTorch, as in the document (28 to 73 %),"),
     ):
         gains = {model: _gains(results, name, other, model, some) for model in MODELS}

@@ -498,8 +498,8 @@ def sections(arguments: argparse.Namespace) -> Iterator[Section]:
         step = "ResNet-50" if steps[task] is None else f"a sleep of {1e3 * steps[task]:.0f} ms in place of ResNet-50"
         text = (
             f"{len(job.items):,} JPEGs of {about.size[0]} × {about.size[1]} to {about.crop} × {about.crop}, batches of "
-            f"{job.batch}, {job.workers} processes or threads; the step is {step}. Waiting: what the steps waited for "
-            "batches, which loaders make during the steps."
+            f"{job.batch}, {job.workers} processes or threads; the step is {step}. Waiting: the time that steps wait "
+            "for batches, which loaders prepare during the steps."
         )
         yield Section(f"{task}-{load}", f"{task}, {load} augmentation", columns, base=FILES, text=text)
 

@@ -169,6 +169,7 @@ def pack(folder: Path, scenes: int) -> None:
 
 SHOWN = "$$('.cell img.shown').length > 11"
 DRAWN = "$$('.stage .layer').length === 3 && $('.caption-text') && $$('.panel .good').length > 5"
+STILL = "[...document.images].every(image => image.complete) && !document.getAnimations().length"
 VIEWS = [  # name, fragment of the address, width, dark, when it is complete
     ("grid", "order=class", 1280, False, SHOWN),
     ("sample", "order=class&run=house&at=3&sample={}", 1280, False, f"{SHOWN} && {DRAWN}"),
@@ -202,7 +203,7 @@ def take_pictures(place: Path, output: Path, scratch: Path) -> None:
             for name, fragment, width, is_dark, ready in VIEWS:
                 url = predicted.url if name == "predictions" else viewing.url
                 page = browser.open(f"{url}#{fragment.format(number)}", width=width, dark=is_dark)
-                page.wait(f"{ready} && [...document.images].every(image => image.complete)")
+                page.wait(f"{ready} && {STILL}")
                 page.screenshot(scratch / "page.png")
                 with Image.open(scratch / "page.png") as image:
                     image.save(output / f"view-{name}.webp", quality=78, method=6)

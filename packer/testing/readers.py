@@ -92,9 +92,9 @@ class ReaderSuite:
     def test_samples_outside(self, reader: Any, truth: Truth) -> None:
         n = len(truth)
         for index in (n, n + 1, 10**12, -n - 1, -(10**12)):
-            for one in (reader.read, reader.__getitem__):
+            for get in (reader.read, reader.__getitem__):
                 with pytest.raises(IndexError, match=str(n)):
-                    one(index)
+                    get(index)
             for many in (reader.read_many, reader.prefetch, reader.image_info, lambda some: list(reader.stream(some))):
                 with pytest.raises(IndexError):
                     many([0, index])
@@ -115,9 +115,11 @@ class ReaderSuite:
 
     def test_fields_that_some_samples_lack(self, reader: Any, truth: Truth) -> None:
         assert list(reader.fields) == list(truth.fields)
-        rows = {name: [i for i, one in enumerate(column) if one is not None] for name, column in truth.fields.items()}
+        rows = {
+            name: [i for i, value in enumerate(column) if value is not None] for name, column in truth.fields.items()
+        }
         for name, data in reader.read_fields(rows).items():
-            assert [bytes(one) for one in data] == [truth.fields[name][i] for i in rows[name]]
+            assert [bytes(value) for value in data] == [truth.fields[name][i] for i in rows[name]]
         for name, column in truth.fields.items():
             present = rows[name]
             assert [bytes(data) for data in reader.read_many(present, name)] == [column[i] for i in present]

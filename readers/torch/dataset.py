@@ -160,7 +160,7 @@ def _takes_two(function: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # written in C
         return False
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(one.kind in positional and one.default is one.empty for one in parameters) >= 2
+    return sum(parameter.kind in positional and parameter.default is parameter.empty for parameter in parameters) >= 2
 
 
 Output: TypeAlias = Literal["tensor", "numpy", "pil"]
@@ -458,8 +458,11 @@ class ImageDataset(Dataset[Any]):
         is_one_read = wants_main and self._maker.fields.stored and announcer is None and self._images is self.reader
         payloads = self._maker.read(self.reader, rows, *((self._main,) if is_one_read else ()))
         if is_one_read:
-            some = [one if isinstance(one, Exception) else one[self._main] for one in payloads]
-            data = [read_sample(self._images, row) if one is None else one for row, one in zip(rows, some, strict=True)]
+            some = [payload if isinstance(payload, Exception) else payload[self._main] for payload in payloads]
+            data = [
+                read_sample(self._images, row) if payload is None else payload
+                for row, payload in zip(rows, some, strict=True)
+            ]
         elif wants_main:
             read = partial(read_samples if len(rows) > 1 else _read_each, self._images)
             data = read(rows) if announcer is None else announcer.read(read, rows)

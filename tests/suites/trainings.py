@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import faulthandler
 import gc
+import importlib
 import json
 import os
 import random
@@ -68,6 +69,7 @@ def run_ranks(program: Path, arguments: Sequence[str], ranks: int, kill: tuple[i
 
     Raises AssertionError if the program fails by itself or takes too long.
     """
+    importlib.import_module("torch._dynamo")  # by optimizers, once, and not in each rank
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,5 +1,5 @@
 #!/bin/sh
-# sh install.sh VENV [SOURCE [SOURCE]]: DLIO of argonne-lcf, and the DLIO that MLPerf Storage v3.0 uses, in VENV/mlperf.
+# sh install.sh VENV [SOURCE [SOURCE]]: DLIO of argonne-lcf, and in VENV/mlperf the DLIO of MLPerf Storage v3.0.
 . "$(dirname "$0")/../get.sh"
 argonne=${source:-https://github.com/argonne-lcf/dlio_benchmark} mlperf=${3:-https://github.com/mlcommons/DLIO_local_changes}
 at() { case $1 in /*) echo "git+file://$1@$2" ;; *) echo "git+$1@$2" ;; esac; }

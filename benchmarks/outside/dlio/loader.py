@@ -17,7 +17,7 @@ from readers.loader import ImageLoader, Ranks
 from readers.order import Shuffled
 from readers.torch import EpochBatchSampler, ImageDataset
 
-CROP = int(os.environ.get("PACKER_CROP", "0"))  # pixels of a side; 0: whole images, all of one size
+CROP = int(os.environ.get("PACKER_CROP", "0"))  # side of the crop in pixels; 0: whole images, all of one size
 OPS = [RandomResizedCrop(CROP), RandomHorizontalFlip()] if CROP else []
 
 
@@ -47,7 +47,7 @@ class PackerDataLoader(BaseDataLoader):
                 ahead.append(crew.submit(self.items.__getitems__, rows))
                 if len(ahead) > self.threads + 1:
                     yield ahead.popleft().result()
-            yield from (one.result() for one in ahead)
+            yield from (batch.result() for batch in ahead)
 
     def finalize(self):
         pass
@@ -57,4 +57,4 @@ class PackerReader(ImageReader):  # for DLIO's own loader
     def read_index(self, image_idx, step):
         self.items = getattr(self, "items", None) or open_items(self.dataset_type)
         self.items[int(image_idx)]
-        return self._args.resized_image  # what DLIO's readers return, whatever they have read
+        return self._args.resized_image  # as DLIO's readers, which never return the data they read

@@ -1,11 +1,11 @@
-"""Data for DLIO, and the packed sets of it:  python prepare.py IMAGES WORK [--photos N] [--samples N]
+"""Make data for DLIO, and packed sets of the data:  python prepare.py IMAGES WORK [--photos N] [--samples N]
 
     WORK/retinanet   JPEGs of 1024x768 and 322,957 bytes on average, as in MLPerf Storage's RetinaNet
-    WORK/resnet50    the JPEGs of IMAGES as they are
+    WORK/resnet50    the JPEGs of IMAGES
     WORK/arrays      HDF5 files of one array each, uint8 [3, 320, 320]
 
-Of --samples names in NAME/train, --photos are files; the others are hard links to them. NAME/set is what packer makes
-of the files, merged with itself, which links its shards. Both sides have the same bytes, and neither fills the disk.
+NAME/train has --samples names: --photos files, and hard links to them. NAME/set is the packed set of the files, merged
+with itself, which links its shards. Both contain the same bytes, and neither fills the disk.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ def encoded(image: Image.Image, quality: int) -> bytes:
 
 
 def mosaic(images: list[Path], number: int) -> Image.Image:
-    """Four images side by side, so that 1024x768 pixels have the detail of a photograph of that size."""
+    """Combine four images, so that 1024x768 pixels have the detail of a photograph of that size."""
     whole = Image.new("RGB", (1024, 768))
     for quarter in range(4):
-        one = Image.open(images[(number + quarter * 251) % len(images)]).convert("RGB")
-        whole.paste(ImageOps.fit(one, (512, 384)), (quarter % 2 * 512, quarter // 2 * 384))
+        part = Image.open(images[(number + quarter * 251) % len(images)]).convert("RGB")
+        whole.paste(ImageOps.fit(part, (512, 384)), (quarter % 2 * 512, quarter // 2 * 384))
     return whole
 
 
 def write_retinanet(images: list[Path], folder: Path, count: int) -> None:
     some = [mosaic(images, number) for number in range(50)]
-    sizes = {quality: np.mean([len(encoded(one, quality)) for one in some]) for quality in range(80, 100)}
+    sizes = {quality: np.mean([len(encoded(image, quality)) for image in some]) for quality in range(80, 100)}
     quality = min(sizes, key=lambda value: abs(sizes[value] - MEAN_BYTES))
     for number in range(count):
         (folder / f"{number:08d}.jpeg").write_bytes(encoded(mosaic(images, number), quality))
@@ -67,7 +67,7 @@ def packer(*words: object) -> None:
 
 
 def pack(files: Path, place: Path, times: int) -> None:
-    """A set of `times` as many samples as `files` has, by merging one set, or such merges, again and again."""
+    """Make a set with `times` as many samples as `files`, by repeatedly merging a set with itself."""
     if files.name == "arrays":
         source = files.with_suffix(".npy")
         source.mkdir()
@@ -114,7 +114,7 @@ def main() -> None:
 
 
 def link(files: list[Path], folder: Path, names: int) -> None:
-    """Names as DLIO's generator gives them; from PER_FOLDER on in subfolders, which DLIO is told of."""
+    """Link files under the names of DLIO's generator; more than PER_FOLDER names go into subfolders."""
     for number in range(names):
         if number % PER_FOLDER == 0:
             part = folder / str(number // PER_FOLDER) if names > PER_FOLDER else folder

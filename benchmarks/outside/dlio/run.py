@@ -1,10 +1,10 @@
 """DLIO with its own PyTorch loader, and with packer's:  VENV/bin/python run.py WORK/retinanet [options]
 
-Prints how many emulated accelerators each keeps busy: the largest number at which DLIO's accelerator utilisation
-reaches the workload's target. The accelerators are processes of mpiexec (--processes), or one process at a multiple of
-an accelerator's pace, which needs no CPU for MPI's own waiting. Rows take turns at each number.
+Prints the number of emulated accelerators that each keeps busy: the largest number at which DLIO's accelerator
+utilisation reaches the workload's target. The accelerators are processes of mpiexec (--processes), or one process at a
+multiple of an accelerator's pace, which avoids the CPU time of MPI's waiting. Rows take turns at each number.
 
-start-up: from the command to the first batch. memory: the most of all processes together (PSS), without the page cache.
+start-up: from the command to the first batch. memory: largest sum over all processes (PSS), without the page cache.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ ROWS: dict[str, dict[str, str]] = {
 
 
 def list_shards(work: Path, samples: int) -> dict[str, Any]:
-    """A folder for DLIO with a link to each shard of the packed set, all of one size."""
+    """Make a folder for DLIO with links to the shards of the packed set, which all have one size."""
     shards, folder = sorted((work / "set").rglob("*.h5")), work / "shards"
     if not folder.exists():
         (folder / "valid").mkdir(parents=True)
@@ -49,7 +49,7 @@ def list_shards(work: Path, samples: int) -> dict[str, Any]:
 
 
 def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[str, Any]) -> dict[str, float]:
-    """One run of DLIO at `pace` accelerators. Raises RuntimeError if it fails, or is stopped for its memory or time."""
+    """Run DLIO at `pace` accelerators. Raises RuntimeError if it fails, or exceeds the limits of memory and time."""
     out, venv = options.work / "out", Path(sys.executable).parent
     shutil.rmtree(out, ignore_errors=True)
     processes = int(pace) if options.processes else 1
@@ -106,7 +106,7 @@ def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[s
 
 
 class Search:
-    """The largest pace at which a row reaches the target: doubled or halved, then once between the two."""
+    """Searches the largest pace at which a row reaches the target: doubles or halves, then tries once in between."""
 
     def __init__(self, row: str, first: float) -> None:
         self.row, self.first, self.passed, self.failed, self.left = row, first, 0.0, 0.0, True
@@ -135,14 +135,16 @@ def main() -> None:
     parser.add_argument("--compute", type=float, default=8, help="seconds of computation in a run, up to one epoch")
     parser.add_argument("--first", type=float, default=1, help="number of accelerators at which the search begins")
     parser.add_argument(
-        "--pace", type=float, help="one run of each row with so many accelerators, instead of the search"
+        "--pace", type=float, help="run each row once with this number of accelerators, instead of the search"
     )
     parser.add_argument("--processes", action="store_true", help="one process for each accelerator")
-    parser.add_argument("--mlperf", action="store_true", help="the DLIO of MLPerf Storage v3.0, which decodes nothing")
+    parser.add_argument(
+        "--mlperf", action="store_true", help="use the DLIO of MLPerf Storage v3.0, which does not decode"
+    )
     parser.add_argument("--decode", action="store_true", help="packer's rows decode the images")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=["DLIO", "packer"])
-    parser.add_argument("--memory", type=float, default=12, help="GB at which a run is stopped")
-    parser.add_argument("--seconds", type=float, default=170, help="after which a run is stopped")
+    parser.add_argument("--memory", type=float, default=12, help="stop a run at this many GB")
+    parser.add_argument("--seconds", type=float, default=170, help="stop a run after this many seconds")
     options = parser.parse_args()
     options.work = options.work.resolve()
     options.workload = options.work.name
@@ -163,13 +165,13 @@ def main() -> None:
             print(f"{search.row:17} {pace:12.4g} {figures}", flush=True)
             search.note(pace, run, target)
             search.left &= options.pace is None
-    theirs, ours = (searches[0], searches[-1])
+    dlio, packed = (searches[0], searches[-1])
     name = f"dlio {options.workload}, {'decoded' if options.decode else 'bytes'}"
-    measures = [("accelerators", ours.passed, theirs.passed)] if not options.pace else []
+    measures = [("accelerators", packed.passed, dlio.passed)] if not options.pace else []
     for measure in ("startup", "memory"):
-        measures += [(measure, *(next(iter(one.runs.values()), {}).get(measure, 0) for one in (ours, theirs)))]
-    for measure, mine, other in measures:
-        print(f"| {name} | {measure} | {mine:.4g} | {other:.4g} | {mine / other if other else float('nan'):.2f} |")
+        measures += [(measure, *(next(iter(side.runs.values()), {}).get(measure, 0) for side in (packed, dlio)))]
+    for measure, own, other in measures:
+        print(f"| {name} | {measure} | {own:.4g} | {other:.4g} | {own / other if other else float('nan'):.2f} |")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
 # sh run.sh VENV IMAGES: makes the data from the JPEGs of IMAGES once (2 GB, in VENV/data or WORK), then runs each
-# workload with DLIO's loader and with packer's. SAMPLES=N instead of 100,000.
+# workload with DLIO's loader and with packer's. SAMPLES=N sets the number of samples (100,000).
 set -e
 here=$(dirname "$0")
 work=${WORK:-$1/data}

@@ -1,8 +1,9 @@
-"""What the device and the page cache do at a block size and a queue depth, by fio, and readers on the same shards.
+"""Reads/s of device and page cache at a block size and a queue depth: fio, and packer's readers on the same shards.
 
     ours.py IMAGES [--set SET] [--depths 1,8,32,256]
 
-Blocks are as large as the mean sample. Cold: O_DIRECT for fio; pages dropped before every pass for ours (as root, all).
+Blocks have the size of the mean sample. Cold: O_DIRECT for fio; for packer the pages are dropped before every pass (as
+root, the whole page cache).
 """
 
 from __future__ import annotations
@@ -70,8 +71,8 @@ def main() -> None:
                 rows.append(
                     (f"cold, {depth} at once; fio without page cache", own, fio(files, block, depth, direct=True))
                 )
-        for what, own, theirs in rows:
-            print(f"| fio | reads/s, {what} | {own:,.0f} | {theirs:,.0f} | {own / theirs:.2f} |")
+        for case, own, other in rows:
+            print(f"| fio | reads/s, {case} | {own:,.0f} | {other:,.0f} | {own / other:.2f} |")
 
 
 if __name__ == "__main__":

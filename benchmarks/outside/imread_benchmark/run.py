@@ -1,7 +1,8 @@
-"""A campaign of imread_benchmark by its own commands; then its medians as rows. The environment is described by its
-function for the current one, because `environment provision` installs its lock file, which has no row of ours.
+"""Run a campaign of imread_benchmark by its commands, and print its medians as rows. imread_benchmark describes the
+current environment, because its `environment provision` would install a lock file without packer's row.
 
-PROTOCOL=loader-supply: images come from a DataLoader without and with two workers, not from a loop over decode-memory.
+PROTOCOL=loader-supply: a DataLoader without workers and with two workers supplies the images, instead of a loop over
+decode-memory.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def main() -> None:
                 times[config["decoder_id"], case].append(1e6 * sample["elapsed_seconds"] / sample["items_processed"])
     for (decoder, case), each in sorted(times.items(), key=lambda row: (row[0][1], median(row[1]))):
         ratio = median(each) / (base := median(times["simplejpeg", case]))
-        what = f"{decoder}{case}"
-        print(f"{what:20} {median(each):7.0f} us an image ({min(each):.0f}-{max(each):.0f}) {ratio:5.2f}")
+        label = f"{decoder}{case}"
+        print(f"{label:20} {median(each):7.0f} us an image ({min(each):.0f}-{max(each):.0f}) {ratio:5.2f}")
         if decoder.startswith("packer"):
             row = f"{median(each):.0f} | {base:.0f} | {ratio:.2f}"
             print(f"| imread_benchmark, us an image | {decoder} / simplejpeg{case} | {row} |")

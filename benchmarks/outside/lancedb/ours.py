@@ -1,7 +1,7 @@
-"""LanceDB's bench_streaming_dataloader.py as it is, then the same functions of it over a packed set.
+"""LanceDB's bench_streaming_dataloader.py unchanged, then its functions over a packed set.
 
-Its table of rows of 4 KiB becomes a set of files in HDF5; its StreamingDataset, shuffled `read_many` of as many rows a
-request, which yields the same dictionaries.
+A set of files in HDF5 replaces its table of rows of 4 KiB; shuffled `read_many` of the same number of rows per request,
+which yields the same dictionaries, replaces its StreamingDataset.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def make_table(folder: str) -> readers.Reader:
 
 
 def timed(name: str) -> dict[int, float]:
-    """Run the benchmark's main; rows a second by size of request."""
+    """Run the benchmark's main; returns rows/s by size of request."""
     rates: dict[int, float] = {}
     measure = bench.bench_chunk
 

@@ -34,10 +34,10 @@ def optimize() -> None:
     optimize_imagenet.main()
 
 
-def stream(ours: bool = False) -> None:
+def stream(by_packer: bool = False) -> None:
     import stream_imagenet
 
-    if ours:
+    if by_packer:
         import readers
         from readers.augment import RandomHorizontalFlip, RandomResizedCrop
         from readers.loader import ImageLoader
@@ -74,7 +74,7 @@ def main(images: Path) -> None:
 
 
 if __name__ == "__main__":
-    scripts = {"optimize": optimize, "stream": stream, "ours": lambda: stream(ours=True)}
+    scripts = {"optimize": optimize, "stream": stream, "ours": lambda: stream(by_packer=True)}
     if sys.argv[1] in scripts:
         scripts[sys.argv.pop(1)]()
     else:

@@ -1,4 +1,4 @@
-"""stable-worldmodel's compare_h5_lance.py with rows of packed sets, local and from a server of 20 ms."""
+"""stable-worldmodel's compare_h5_lance.py with rows of packed sets, local and from a server with 20 ms of latency."""
 
 from __future__ import annotations
 
@@ -25,20 +25,22 @@ def main(images: Path, folder: Path, steps: int = 10) -> None:
 
     bucket = folder / "bucket"
     make(images, bucket)
-    shutil.copytree(bucket / "swm.lance", folder / "swm.lance", copy_function=os.link)  # asked for without the bucket
+    shutil.copytree(
+        bucket / "swm.lance", folder / "swm.lance", copy_function=os.link
+    )  # the script requests it without the bucket
     common = {"num_steps": 4, "frameskip": 5, "keys_to_load": ["pixels", *COLUMNS]}
-    theirs, ours = HDF5Dataset(path=bucket / "swm.h5", **common), Windows(bucket / "raw", [], **common)
-    for clip, own in zip(map(theirs.__getitem__, (0, 70)), ours.__getitems__([0, 70]), strict=True):
+    peer, packed = HDF5Dataset(path=bucket / "swm.h5", **common), Windows(bucket / "raw", [], **common)
+    for clip, own in zip(map(peer.__getitem__, (0, 70)), packed.__getitems__([0, 70]), strict=True):
         assert clip.keys() == own.keys() and all(clip[name].equal(own[name]) for name in clip)
     rates: dict[str, float] = {}
-    theirs, measure = bench._make_dataset, bench._bench_one
+    peer, measure = bench._make_dataset, bench._bench_one
 
     def made(config: Any, cached: list[str], common: dict[str, Any]) -> Dataset:
         options = {"path": config.path, "keys_to_cache": cached, **common}
         if config.format == "packer":
             return Windows(**options)
         if config.source == "local":
-            return theirs(config, cached, common)
+            return peer(config, cached, common)
         if config.format == "hdf5":  # the script's own call turns s3:// into s3:/
             return HDF5Dataset(storage_options=bench._hdf5_storage_opts(config), **options)
         return LanceDataset(connect_kwargs={"storage_options": bench._lance_storage_opts(config)}, **options)
@@ -69,9 +71,9 @@ def main(images: Path, folder: Path, steps: int = 10) -> None:
         bench.main.__wrapped__(OmegaConf.create({"benchmark": numbers, "datasets": rows}))
     pairs = (("HDF5", "raw"), ("Lance", "JPEG"))
     for source, cache, (other, own) in itertools.product(("local", "s3"), ("no-cache", "cached"), pairs):
-        theirs, ours = (rates.get(f"{name} {source} {cache}", float("nan")) for name in (other, own))
+        peer, packed = (rates.get(f"{name} {source} {cache}", float("nan")) for name in (other, own))
         case = f"{other}, {source}, {cache}"
-        print(f"| compare_h5_lance | samples/s, {case} | {ours:.0f} | {theirs:.0f} | {ours / theirs:.1f} |")
+        print(f"| compare_h5_lance | samples/s, {case} | {packed:.0f} | {peer:.0f} | {packed / peer:.1f} |")
 
 
 if __name__ == "__main__":

@@ -1,3 +1,3 @@
 #!/bin/sh
-# sh run.sh VENV [IMAGES]: the benchmark, then ours in it.
-exec "$1/bin/python" "$(dirname "$0")/ours.py" "${2:?IMAGES: a folder for each class, with JPEGs}"
+# sh run.sh VENV IMAGES: the benchmark, with rows of packer.
+exec "$1/bin/python" "$(dirname "$0")/ours.py" "${2:?give IMAGES, class folders of JPEGs}"

@@ -1,7 +1,7 @@
-"""Episodes of 224 x 224 frames for `ours.py`, by the writers of stable-worldmodel and by packer, from JPEGs.
+"""Write episodes of 224 x 224 frames for `ours.py` from JPEGs, by the writers of stable-worldmodel and by packer.
 
-A frame is a window that moves over one picture. In packed sets it is an array (`raw`), as in HDF5, or a JPEG of quality
-95 (`jpeg`), as in Lance.
+The frames of an episode are a window that moves over a picture. Packed sets store them as arrays (`raw`), as in HDF5,
+or as JPEGs of quality 95 (`jpeg`), as in Lance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def jpeg(frame: Any) -> bytes:
 
 
 def make(images: Path, out: Path) -> None:
-    """out: gets swm.h5, swm.lance, raw and jpeg."""
+    """Write swm.h5, swm.lance, raw and jpeg into `out`."""
     out.mkdir()
     with HDF5Writer(out / "swm.h5") as hdf5, LanceWriter(out / "swm.lance") as lance:
         for episode in episodes(images):

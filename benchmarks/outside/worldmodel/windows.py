@@ -17,7 +17,7 @@ COLUMNS = ("action", "proprio")
 
 
 class Windows(Dataset):
-    """The same clips of a packed set of frames: what a batch needs of all fields is read at once, each frame once."""
+    """The clips of a packed set of frames. A batch reads all its fields in one call, and each frame once."""
 
     def __init__(self, path: str, keys_to_cache: list[str], keys_to_load: list[str], **options: Any) -> None:
         self.reader = readers.open(path)
@@ -28,7 +28,8 @@ class Windows(Dataset):
     def read(self, rows: dict[str, Any]) -> dict[str, torch.Tensor]:
         kinds, data = self.reader.kinds, self.reader.read_fields(rows)
         return {
-            name: torch.from_numpy(np.stack([decode_field(kinds[name], one) for one in data[name]])) for name in rows
+            name: torch.from_numpy(np.stack([decode_field(kinds[name], payload) for payload in data[name]]))
+            for name in rows
         }
 
     def __getitems__(self, clips: list[int]) -> list[dict[str, torch.Tensor]]:

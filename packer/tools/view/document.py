@@ -155,10 +155,10 @@ _LINEAR_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 _WIDE = 20.0  # above this ratio of largest to smallest value, bins grow with the value
 Values = npt.NDArray[np.float64]
 BINNED = {
-    "bytes": ("bytes of the image", "bytes"),
-    "size": ("pixels of the image", "pixels"),
+    "bytes": ("file size", "bytes"),
+    "size": ("number of pixels", "pixels"),
     "side": ("shorter side", "pixels"),
-    "aspect": ("width / height", ""),
+    "aspect": ("aspect ratio (width / height)", ""),
 }
 """Orders by a number: title and unit."""
 
@@ -423,7 +423,15 @@ def checksum_of(reader: Reader, field: str, data: Buffer) -> int:
 
 
 FORMAT = 1
-_TITLES = {"mistakes": "mistakes, worst first", "confusion": "given → predicted"}
+_TITLES = {
+    "bytes": "file size",
+    "size": "number of pixels",
+    "side": "shorter side",
+    "aspect": "aspect ratio",
+    "media": "file format",
+    "mistakes": "mistakes, worst first",
+    "confusion": "given → predicted",
+}
 _MOST_CLASSES = 200  # bars of a histogram
 _MOST_INLINE = 100_000  # characters of a list in view.json; a longer list has a separate document
 _KEPT_SELECTIONS = 16
@@ -637,7 +645,7 @@ class SplitView:
             if "media" not in self._histograms and self.info is not None and "image" in self.reader.fields:
                 counts = np.bincount(self.info.media, minlength=len(MEDIA))
                 found_media = [(name, int(count)) for name, count in zip(MEDIA[1:], counts[1:], strict=False) if count]
-                self._histograms["media"] = _named("medium", "media", found_media)
+                self._histograms["media"] = _named("file format", "media", found_media)
             labels = self.reader.labels
             if "class" not in self._histograms and (labels >= 0).any() and int(labels.max()) < _MOST_CLASSES:
                 runs = [run for run in self.order("class").runs if run.name]

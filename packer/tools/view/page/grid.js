@@ -190,12 +190,12 @@ export class Grid {
   #fill(cell, index, key, className, predicted) {
     cell.dataset.sample = index;
     const picture = cell.firstChild, name = clean(key, 200), loading = (cell.loading = new AbortController());
-    const given = className ? clean(className, 60) : "", model = predicted && predicted.label >= 0 ? predictedText(this.#split, predicted) : "";
-    const labels = [given, model && `predicted ${model}`].filter(Boolean);
+    const given = className ? clean(className, 60) : "", model = predicted ? predictedTexts(this.#split, predicted) : [];
+    const labels = [given, model.length ? `predicted ${model.join(" ")}` : ""].filter(Boolean);
     cell.setAttribute("aria-label", [name, ...labels, `sample ${count(index)}`].join(", "));
     cell.title = [name, ...labels].join("\n");
     cell.children[1].append(make("bdi", { class: "key", text: tail(name) }), make("div", { class: "labels" }, make("bdi", { class: "class", text: given }),
-      predicted ? make("bdi", { class: predicted.isWrong && model ? "predicted wrong" : "predicted", text: model || "–" }) : null));
+      predicted ? make("div", { class: predicted.isWrong && model.length ? "predicted wrong" : "predicted" }, ...(model.length ? model : ["–"]).map((text, i) => make("bdi", { text: i ? ` ${text}` : text }))) : null));
     const failed = (why) => {
       if (!loading.signal.aborted) picture.replaceChildren(make("span", { class: "none", text: why }));
     };
@@ -272,10 +272,10 @@ function remove(row) {
   row.remove();
 }
 
-/** A model's prediction for a sample: a class and its score, or the loss. */
-export function predictedText(split, { label, score }) {
-  const sure = Number.isNaN(score) ? "" : ` ${score.toPrecision(2)}`;
-  return clean(split.className(label), 60) + sure;
+/** A prediction as texts: the class, and its score or loss if known. */
+export function predictedTexts(split, { label, score }) {
+  if (label < 0) return [];
+  return [clean(split.className(label), 60), ...(Number.isNaN(score) ? [] : [score.toPrecision(2)])];
 }
 
 /** The end of a key, which distinguishes samples. */

@@ -3,7 +3,7 @@
 import { hexDump, parseNpy } from "./bytes.js";
 import { bytes, clean, cleanLines, count, foreign, make, plural } from "./dom.js";
 import { checksum, mediaType } from "./data.js";
-import { predictedText } from "./grid.js";
+import { predictedTexts } from "./grid.js";
 import { boxLayer, cropLayer, maskLayer, pointLayer } from "./overlays.js";
 import { Stage } from "./stage.js";
 
@@ -208,9 +208,9 @@ export class Panel {
     const { header = {} } = sample;
     fact("Number", count(sample.index), make("span", { class: "note", text: ` of ${split.name}` }));
     fact("Class", ...(sample.label >= 0 ? [foreign(sample.class ?? split.className(sample.label), 300), make("span", { class: "note", text: ` label ${sample.label}` })] : ["none"]));
-    if (predicted) fact("Predicted", make("span", { class: predicted.label === sample.label ? "" : "bad" }, predicted.label < 0 ? "none" : predictedText(split, predicted)));
+    if (predicted) fact("Predicted", make("span", { class: predicted.label === sample.label ? "" : "bad" }, predictedTexts(split, predicted).join(" ") || "none"));
     if (header.width) fact("Pixels", `${count(header.width)} × ${count(header.height)}${header.components ? `, ${plural(header.components, "component")}` : ""}`);
-    if (header.media) fact("Medium", [header.media, header.process].filter(Boolean).join(", "));
+    if (header.media) fact("File format", [header.media, header.process].filter(Boolean).join(", "));
     if (header.orientation > 1) fact("EXIF orientation", String(header.orientation));
     const fields = make("div", { class: "fields" });
     for (const field of sample.fields) {
