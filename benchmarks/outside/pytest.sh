@@ -4,7 +4,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 name=$1 venv=$2
 cd "$venv/suite/$3" || exit 2
 shift 3
-out=$(PYTHONPATH="$here:$here/$name" "$venv/bin/python" -W ignore -m pytest -p ours -p no:cacheprovider -q -rsfE --tb=short \
+out=$(PYTHONPATH="$here:$here/$name" "$venv/bin/python" -W ignore -m pytest -c /dev/null -p ours -p no:cacheprovider -q -rsfE --tb=short \
   --disable-warnings "$@")
 code=$?
 printf '%s\n' "$out"
