@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 
+import pytest
 from services import answers, begin, end, need, service, wait
 
 __all__ = ["Client", "server"]
@@ -109,6 +110,8 @@ class Client:
             assert not (self._folder / "mount").exists(), f"{self.name} could not mount the export\n{self._said()}"
         except BaseException:
             self.__exit__(None, None, None)
+            if "set fp regs failed" in self._said():  # Debian 12's: its kernel keeps 2,696 bytes of registers
+                pytest.skip("this user-mode Linux does not run on a CPU with AMX")
             raise
         return self
 

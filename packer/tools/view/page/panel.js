@@ -301,8 +301,8 @@ export class Panel {
 }
 
 /** Lines that one click copies. */
-function copyable(text, what) {
-  const button = make("button", { type: "button", text: "Copy", "aria-label": `Copy the ${what}` });
+function copyable(text, label) {
+  const button = make("button", { type: "button", text: "Copy", "aria-label": `Copy the ${label}` });
   const code = make("code", { text });
   button.addEventListener("click", async () => {
     try {
@@ -312,7 +312,7 @@ function copyable(text, what) {
       getSelection().selectAllChildren(code);
     }
   });
-  return make("div", { class: "copy" }, make("pre", { tabindex: "0", "aria-label": what }, code), button);
+  return make("div", { class: "copy" }, make("pre", { tabindex: "0", "aria-label": label }, code), button);
 }
 
 const quoted = (text) => (/^[\w./:@%+=-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\\''")}'`);
@@ -325,7 +325,7 @@ function value(kind, data) {
     let text = new TextDecoder().decode(data);
     try {
       text = JSON.stringify(JSON.parse(text), null, 2);
-    } catch { /* as it is */ }
+    } catch { /* shown unchanged */ }
     return make("pre", { class: "json", tabindex: "0" }, make("code", { text: cleanLines(text) }));
   }
   const { dtype, shape, values } = parseNpy(data, MOST_ALIKE), shown = values.slice(0, 64);
