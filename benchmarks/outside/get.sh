@@ -5,7 +5,7 @@ root=$(cd "$here/../../.." && pwd)
 venv=${1:?usage: install.sh VENV [SOURCE]}
 source=${2:-}
 
-packages() { "$venv/bin/pip" install -q --disable-pip-version-check --no-compile -c "$root/constraints.txt" "$@"; }
+packages() { "$venv/bin/pip" install -q --disable-pip-version-check -c "$root/constraints.txt" "$@"; }
 
 # suite URL REVISION: the suite's files at that revision, in VENV/suite
 suite() {
