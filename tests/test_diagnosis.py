@@ -381,9 +381,9 @@ def test_invalid_arguments_are_refused(options: dict[str, Any]) -> None:
 
 # --- the command -----------------------------------------------------------------------------------------------------
 def test_the_command_measures_the_loader_of_a_script() -> None:
-    shown = run_packer("diagnose", f"{SCRIPT}:slow_second", "--step", f"{SCRIPT}:train_step", "--seconds", 1)
+    shown = run_packer("diagnose", f"{SCRIPT}:slow_second", "--step", f"{SCRIPT}:train_step", "--seconds", 0.4)
     assert shown.returncode == 0 and "transform 2" in shown.stdout and "the device has work" in shown.stdout
-    options = ("--simulate-step", "20ms", "--seconds", 1, "--json")
+    options = ("--simulate-step", "20ms", "--seconds", 0.4, "--json")
     document = json.loads(run_packer("diagnose", f"{SCRIPT}:plain_loader", *options).stdout)
     assert document["rungs"][0]["time"]["seconds"] >= 0.02 and document["batch_size"] == BATCH
 

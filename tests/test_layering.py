@@ -325,6 +325,8 @@ def written_exports(tree: ast.Module) -> list[str] | None:
 def exports(module: str) -> list[str] | None:
     path = next(path for path in MODULES if name_of(path) == module)
     names = written_exports(parsed(path))
+    if "__all__" not in set(defined(parsed(path))):
+        return None
     try:
         return getattr(importlib.import_module(module), "__all__", None) if names is None else names
     except MissingExtraError:
@@ -340,7 +342,7 @@ def test_a_module_states_its_purpose_and_exports(path: Path) -> None:
     if path.name == "__main__.py" or (path.name == "__init__.py" and not defines):
         return
     names, exported = set(defined(tree)), written_exports(tree)
-    if exported is None or "__getattr__" in names:  # the list is computed, or names are made on access
+    if "__all__" in names and not (exported and names.issuperset(exported)):  # computed, or names made on access
         try:
             module = importlib.import_module(name_of(path))
         except MissingExtraError:

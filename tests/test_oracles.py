@@ -199,7 +199,7 @@ def trial(folder: Path, seed: int) -> str:
     return ", ".join(done)
 
 
-@pytest.mark.parametrize("trials", [12, pytest.param(TRIALS, marks=pytest.mark.faults)], ids=["some", "many"])
+@pytest.mark.parametrize("trials", [8, pytest.param(TRIALS, marks=pytest.mark.faults)], ids=["some", "many"])
 def test_third_party_readers_return_the_written_samples(tmp_path: Path, trials: int) -> None:
     counts: Counter[str] = Counter()
     for seed in range(SEED, SEED + trials):

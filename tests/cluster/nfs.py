@@ -110,7 +110,7 @@ class Client:
             assert not (self._folder / "mount").exists(), f"{self.name} could not mount the export\n{self._said()}"
         except BaseException:
             self.__exit__(None, None, None)
-            if "set fp regs failed" in self._said():  # Debian 12's: its kernel keeps 2,696 bytes of registers
+            if "put_fp_registers" in self._said():  # Debian 12's: its kernel keeps 2,696 bytes of registers
                 pytest.skip("this user-mode Linux does not run on a CPU with AMX")
             raise
         return self
