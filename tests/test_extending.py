@@ -29,7 +29,7 @@ REGISTRIES = {
     "source": "packer/sources/entries.py",
 }
 MOST_LINES = 8  # in a registry
-SLOW = "flip or truncated or any_samples or dies or results_come or run_twice or a_set_is or worker_of_its_own"
+SLOW = "flip or truncated or any_samples or dies or results_come or run_twice or a_set_is or separate_worker"
 IMAGES = {f"{name}/{number}.jpg": make_jpeg(number) for number in range(4) for name in ("cat", "dog")}
 COMMANDS = """
 import sqlite3, sys

@@ -27,7 +27,7 @@ import packer
 from cache.errors import PackerError
 from packer.testing.children import end_of
 from packer.testing.formats import bounded
-from packer.testing.sources import Found
+from packer.testing.sources import Content
 
 MEMORY_BYTES = 1 << 30
 ENDS = ("packed", "refused")
@@ -61,7 +61,7 @@ def hdf5_layout(fill: Callable[[Any], None]) -> Layout:
             fill(file)
         return folder / "x.h5"
 
-    return Layout(write, lambda root: Found({}))
+    return Layout(write, lambda root: Content({}))
 
 
 def pax(folder: Path) -> Path:
@@ -73,7 +73,7 @@ def pax(folder: Path) -> Path:
 
 
 FUZZED = LAYOUTS | {fill.__name__: hdf5_layout(fill) for fill in (ranges, ranges_packed, pixels, items)}
-FUZZED["pax"] = Layout(pax, lambda root: Found({}))
+FUZZED["pax"] = Layout(pax, lambda root: Content({}))
 HUGE = [(1 << 31) - 1, (1 << 32) - 1, (1 << 33) - 1, 1 << 62, (1 << 64) - 1]
 NASTY = [b"../../evil", b"/etc/evil", b"\0", b"\xff\xfe", b"\n", b'"', b",", b"NaN", b"1e999", b"[" * 900, b"\x1b[2J"]
 

@@ -19,7 +19,7 @@ from suites.layouts import Layout, LayoutSuite, decoded, refusal
 
 import packer
 from cache.errors import SourceError
-from packer.testing.sources import Found, found
+from packer.testing.sources import Content, content_of
 
 RANDOM = np.random.default_rng(5)
 NAMES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,13 +32,13 @@ def drawn(*shape: int) -> np.ndarray:
     return RANDOM.integers(0, 256, shape, np.uint8)
 
 
-def showing(pixels: Pixels) -> Callable[[Path], Found]:
+def showing(pixels: Pixels) -> Callable[[Path], Content]:
     """The content of a source whose images show these pixels; keys are numbers."""
 
-    def truth(root: Path) -> Found:
+    def truth(root: Path) -> Content:
         source: Any = packer.open_source(root)
         source.seconds = None
-        read = found(source)
+        read = content_of(source)
         assert {name: len(samples) for name, samples in read.splits.items()} == {
             name: len(labels) for name, (_, labels) in pixels.items()
         }
@@ -133,7 +133,7 @@ def test_cifar_100(tmp_path: Path, label_column: str | None, names: tuple[str, .
     (tmp_path / "train.bin").write_bytes(records(TRAIN, *labels))
     for name, words in (("fine", FINE), ("coarse", COARSE)):
         (tmp_path / f"{name}_label_names.txt").write_text("\n".join(words))
-    read = found(packer.open_source(tmp_path, label_column=label_column))
+    read = content_of(packer.open_source(tmp_path, label_column=label_column))
     assert (read.classes, read.fields) == (names, ("image", "json"))
     for number, (_, label, (image, record)) in enumerate(read.splits["train"]):
         assert label == TRAIN_LABELS[number] + more and np.array_equal(decoded(image), TRAIN[number])
@@ -172,7 +172,7 @@ def test_repickled_cifar(tmp_path: Path, protocol: int, labels: Any) -> None:
     data = np.ascontiguousarray(TRAIN[:3].transpose(0, 3, 1, 2))
     source = pickled(tmp_path / "cifar", pickle.dumps({b"data": data, b"labels": labels}, protocol))
     (tmp_path / "cifar/data_batch_2").unlink()
-    read = found(source, "train").splits["train"]
+    read = content_of(source, "train").splits["train"]
     assert [label for _, label, _ in read] == [3, 0, 9]
     assert all(np.array_equal(decoded(fields[0]), TRAIN[i]) for i, (_, _, fields) in enumerate(read))
 
@@ -324,7 +324,7 @@ def arrays(images: Callable[[np.ndarray], np.ndarray], save: Callable[..., None]
     return write
 
 
-def shown(images: Callable[[np.ndarray], np.ndarray] = lambda images: images) -> Callable[[Path], Found]:
+def shown(images: Callable[[np.ndarray], np.ndarray] = lambda images: images) -> Callable[[Path], Content]:
     return showing({name: (images(values), labels) for name, (values, labels) in ARRAYS.items()})
 
 
@@ -351,7 +351,7 @@ def test_arrays_without_splits(tmp_path: Path) -> None:
     np.save(root / "labels.npy", np.array(["dog", "cat", "dog"]))
     np.save(root / "boxes.npy", np.zeros((3, 4)))
     for path in (root, root / "images.npy"):
-        read = found(packer.open_source(path))
+        read = content_of(packer.open_source(path))
         assert read.classes == ("cat", "dog") and list(read.splits) == ["val" if path == root else "train"]
         (samples,) = read.splits.values()
         assert [label for _, label, _ in samples] == [1, 0, 1]

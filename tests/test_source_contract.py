@@ -18,7 +18,7 @@ from suites.layouts import PICTURES, Layout, LayoutSuite, refusal, write_table
 
 import packer
 from cache.errors import SourceError
-from packer.testing.sources import Found, found
+from packer.testing.sources import Content, content_of
 from readers.layout import DOCUMENTS
 
 CLASSES = ("cat", "dog")
@@ -31,7 +31,7 @@ MEMBERS = [(f"images/{name}", TREE[name]) for name in NAMES]
 
 
 # --- trees and tables ---------------------------------------------------------------------------------------------
-def tree_found(root: Path | None = None, *more: Callable[[int], bytes | None]) -> Found:
+def tree_content(root: Path | None = None, *more: Callable[[int], bytes | None]) -> Content:
     """The content of a tree of these pictures, in any container. more: further fields, as functions of a sample's
     number."""
     splits: dict[str, Any] = {"train": [], "val": []}
@@ -39,16 +39,16 @@ def tree_found(root: Path | None = None, *more: Callable[[int], bytes | None]) -
         split, label, _ = name.split("/")
         fields = (TREE[name], *(value(place) for value in more))
         splits[split].append((name[len(split) + 1 : -len(".jpg")], CLASSES.index(label), fields))
-    return Found(splits, CLASSES)
+    return Content(splits, CLASSES)
 
 
 def tar_layout(suffix: str) -> Layout:
     data = COMPRESS[suffix](tar_of(*MEMBERS))
-    return Layout(lambda folder: write(folder / f"images.{suffix}", data), tree_found)
+    return Layout(lambda folder: write(folder / f"images.{suffix}", data), tree_content)
 
 
 def zip_layout(method: int) -> Layout:
-    return Layout(lambda folder: write(folder / "images.zip", zip_of(*MEMBERS, method=method)), tree_found)
+    return Layout(lambda folder: write(folder / "images.zip", zip_of(*MEMBERS, method=method)), tree_content)
 
 
 def packed_layout(to: str) -> Layout:
@@ -57,7 +57,7 @@ def packed_layout(to: str) -> Layout:
         shutil.rmtree(folder / "images")
         return folder / "set"
 
-    return Layout(pack, tree_found, f"*.{ {'hdf5': 'h5'}.get(to, to) }*", tuple(f"*/{name}" for name in DOCUMENTS))
+    return Layout(pack, tree_content, f"*.{ {'hdf5': 'h5'}.get(to, to) }*", tuple(f"*/{name}" for name in DOCUMENTS))
 
 
 def items(folder: Path) -> Path:
@@ -80,10 +80,10 @@ def table_layout(suffix: str) -> Layout:
                 (root / f"{place}.png").write_bytes(b"mask %d" % place)
         return write_table(root / f"table.{suffix}", rows)
 
-    def truth(root: Path) -> Found:
-        of = tree_found(None, lambda place: b"mask %d" % place if place % 2 else None)
+    def truth(root: Path) -> Content:
+        of = tree_content(None, lambda place: b"mask %d" % place if place % 2 else None)
         splits = {name: [(f"{name}/{key}", *rest) for key, *rest in samples] for name, samples in of.splits.items()}
-        return Found(splits, CLASSES, ("image", "mask"))
+        return Content(splits, CLASSES, ("image", "mask"))
 
     return Layout(tabulated, truth, whole=True, folder=True)
 
@@ -128,35 +128,35 @@ def folder_of(root: Path, shard: Callable[[Path, range], Path] = as_tar) -> Path
     return root
 
 
-def shards_found(named: bool, files: dict[str, range]) -> Found:
+def shards_content(named: bool, files: dict[str, range]) -> Content:
     """The keys are the names in the shard, or the positions in it."""
     splits: dict[str, Any] = {}
     for name, numbers in files.items():
         for place, number in enumerate(numbers):
             key = f"{number:06d}" if named else f"{name}/{place:08d}"
             splits.setdefault(name.partition("-")[0], []).append((key, number % 3, (PICTURES[number],)))
-    return Found(splits)
+    return Content(splits)
 
 
 def shard_layout(name: str) -> Layout:
     return Layout(
         lambda folder: SHARDS[name](folder / "train", range(12)),
-        lambda root: shards_found(name == "tar", {"train": range(12)}),
+        lambda root: shards_content(name == "tar", {"train": range(12)}),
     )
 
 
 def folder_layout(name: str) -> Layout:
     return Layout(
-        lambda folder: folder_of(folder / "set", SHARDS[name]), lambda root: shards_found(name == "tar", BY_FILE)
+        lambda folder: folder_of(folder / "set", SHARDS[name]), lambda root: shards_content(name == "tar", BY_FILE)
     )
 
 
 LAYOUTS = {
-    "tree": Layout(lambda folder: tree_of(folder / "images", TREE), tree_found, whole=True),
+    "tree": Layout(lambda folder: tree_of(folder / "images", TREE), tree_content, whole=True),
     **{suffix: tar_layout(suffix) for suffix in COMPRESS},
     "zip stored": zip_layout(zipfile.ZIP_STORED),
     "zip deflated": zip_layout(zipfile.ZIP_DEFLATED),
-    "hdf5 items": Layout(items, tree_found),
+    "hdf5 items": Layout(items, tree_content),
     **{suffix: table_layout(suffix) for suffix in ("csv", "tsv", "jsonl", "parquet")},
     **{f"one {name}": shard_layout(name) for name in SHARDS},
     **{f"a folder of {name}": folder_layout(name) for name in ("tar", "tfrecord.gz", "hdf5 elements", "recordio")},
@@ -194,7 +194,7 @@ def test_names_without_a_split_form_one_split(tmp_path: Path) -> None:
     listing = source.list("val")
     assert {name: len(part) for name, part in listing.splits.items()} == {"val": 4}
     assert any("1 shard are missing" in text or "1 shard is missing" in text for text in listing.warnings)
-    keys = [key for key, _, _ in found(source).splits["train"]]
+    keys = [key for key, _, _ in content_of(source).splits["train"]]
     assert keys == ["000000/000000", "000000/000001", "000002/000000", "000002/000001"]
 
 

@@ -26,7 +26,7 @@ import packer
 from cache.errors import SourceError
 from packer.sources.coco import json_parts
 from packer.sources.objects import Grid, outline_pixels, parse_objects
-from packer.testing.sources import Found, found
+from packer.testing.sources import Content, content_of
 from readers.decode import decode_image
 from readers.fields import encode_field
 
@@ -107,7 +107,7 @@ def coco(root: Path) -> Path:
     return coco_of(root, **{f"{kind}_val2017": value for kind, value in (kinds | {"captions": captions}).items()})
 
 
-def coco_truth(root: Path) -> Found:
+def coco_truth(root: Path) -> Content:
     """The content in the order of the lists; the texts in the field json are those of the files."""
     of_boxes = {
         "000009": (boxes([1.5, 2.25, 11.5, 5.25]), numbers(1)),
@@ -138,7 +138,7 @@ def coco_truth(root: Path) -> Found:
             b",".join(record) + b"}",
         )
         samples.append((key, -1, fields))
-    return Found({"val": samples}, CLASSES, ("image", "boxes", "box_labels", "mask", "points", "caption", "json"))
+    return Content({"val": samples}, CLASSES, ("image", "boxes", "box_labels", "mask", "points", "caption", "json"))
 
 
 # --- VOC ----------------------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def voc(root: Path, **more: bytes) -> Path:
     return tree_of(root, VOC_FILES | more)
 
 
-def voc_truth(root: Path) -> Found:
+def voc_truth(root: Path) -> Content:
     def sample(number: int, *fields: bytes | None) -> tuple[str, int, Any]:
         name = f"2007_{number:06d}"
         text = VOC_FILES.get(f"Annotations/{name}.xml")
@@ -198,7 +198,7 @@ def voc_truth(root: Path) -> Found:
         "val": [sample(1, boxes([4.5, 5.25, 20, 21]), numbers(7), None, None), sample(3, None, None, None, None)],
     }
     names = ("image", "boxes", "box_labels", "mask", "instance_mask", "json")
-    return Found(splits, packer.open_source(root).list(None).classes, names)
+    return Content(splits, packer.open_source(root).list(None).classes, names)
 
 
 # --- YOLO ---------------------------------------------------------------------------------------------------------
@@ -215,10 +215,10 @@ def yolo(root: Path, **more: bytes) -> Path:
     return tree_of(root, files | {"data.yaml": YAML} | more)
 
 
-def yolo_truth(root: Path) -> Found:
+def yolo_truth(root: Path) -> Content:
     of_boxes = {0: (boxes([15, 6, 25, 18], [3, 4.5, 5, 7.5]), numbers(1, 2)), 3: (boxes([0, 0, 40, 24]), numbers(0))}
     samples = [(str(i), -1, (PICTURES[i], *of_boxes.get(i, (boxes(), numbers())))) for i in range(5)]
-    return Found({"train": samples[:3], "val": samples[3:]}, ("cat", "dog", "owl"), ("image", "boxes", "box_labels"))
+    return Content({"train": samples[:3], "val": samples[3:]}, ("cat", "dog", "owl"), ("image", "boxes", "box_labels"))
 
 
 # --- ILSVRC -------------------------------------------------------------------------------------------------------
@@ -231,10 +231,10 @@ SOLUTION = "ImageId,PredictionString\n" + "".join(
 )
 
 
-def ilsvrc_found(root: Path | None = None) -> Found:
+def ilsvrc_content(root: Path | None = None) -> Content:
     train = [(name[:-5], SYNSETS.index(name[:3]), (data,)) for name, data in TRAIN.items()]
     val = [(name[:-5], SYNSETS.index(OF_VAL[i]), (data,)) for i, (name, data) in enumerate(VAL.items(), 1)]
-    return Found({"train": train, "val": val}, SYNSETS)
+    return Content({"train": train, "val": val}, SYNSETS)
 
 
 def kaggle(root: Path, **more: bytes) -> Path:
@@ -252,16 +252,16 @@ def kaggle_with_boxes(root: Path) -> Path:
     return kaggle(root, **{f"Annotations/CLS-LOC/{name}": text for name, text in annotations.items()})
 
 
-def kaggle_truth(root: Path) -> Found:
+def kaggle_truth(root: Path) -> Content:
     known = {
         "n02/n02_2": (boxes([4, 2, 12, 10], [39, 23, 40, 24]), numbers(1, 1)),
         "ILSVRC2012_val_00000001": (boxes([10, 4, 20, 12]), numbers(2)),
     }
     splits = {
         split: [(key, label, (*fields, *known.get(key, (None, None)))) for key, label, fields in samples]
-        for split, samples in ilsvrc_found().splits.items()
+        for split, samples in ilsvrc_content().splits.items()
     }
-    return Found(splits, SYNSETS, ("image", "boxes", "box_labels"))
+    return Content(splits, SYNSETS, ("image", "boxes", "box_labels"))
 
 
 def archives(root: Path, solution: str = SOLUTION) -> Path:
@@ -301,12 +301,12 @@ def celeba(root: Path, published: bool = False) -> Path:
     return tree_of(root, files | lists)
 
 
-def celeba_truth(root: Path) -> Found:
+def celeba_truth(root: Path) -> Content:
     splits: dict[str, Any] = {name: [] for name in SPLITS}
     for number, name in enumerate(FACES):
         facts = json.dumps(dict(zip(ATTRIBUTES, attributes(number), strict=True)), separators=(",", ":")).encode()
         splits[SPLITS[PARTS[number]]].append((name[:-4], -1, (PICTURES[number], facts)))
-    return Found(splits, (), ("image", "json"))
+    return Content(splits, (), ("image", "json"))
 
 
 # --- the contract -------------------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ LAYOUTS = {
     "voc": Layout(lambda folder: voc(folder / "VOC"), voc_truth, "*.jpg", VOC_UNUSED, whole=True),
     "yolo": Layout(lambda folder: yolo(folder / "set"), yolo_truth, "*.jpg", whole=True),
     "ilsvrc": Layout(lambda folder: kaggle_with_boxes(folder / "set"), kaggle_truth, "*.JPEG", whole=True),
-    "ilsvrc archives": Layout(lambda folder: archives(folder / "set"), ilsvrc_found, "*.tar"),
+    "ilsvrc archives": Layout(lambda folder: archives(folder / "set"), ilsvrc_content, "*.tar"),
     "celeba": Layout(lambda folder: celeba(folder / "celeba", True), celeba_truth, "*.jpg", whole=True),
 }
 
@@ -858,12 +858,12 @@ def test_the_lists_of_darknet_are_splits(tmp_path: Path) -> None:
 # --- ILSVRC in detail ---------------------------------------------------------------------------------------------
 def test_an_archive_of_archives_has_a_class_for_each(tmp_path: Path) -> None:
     """Including archives by GNU tar, with links inside."""
-    expected = ilsvrc_found().splits["train"]
+    expected = ilsvrc_content().splits["train"]
     whole = archives(tmp_path / "in") / "ILSVRC2012_img_train.tar"
     packed = tmp_path / "train.tar.gz"
     packed.write_bytes(gzip.compress(whole.read_bytes()))
     for path in (whole, packed):
-        read = found(packer.open_source(path))
+        read = content_of(packer.open_source(path))
         assert (read.splits["train"], read.classes) == (expected, SYNSETS)
     root = tree_of(tmp_path / "files", TRAIN)
     with tarfile.open(tmp_path / "train.tar", "w") as outer:
@@ -875,7 +875,7 @@ def test_an_archive_of_archives_has_a_class_for_each(tmp_path: Path) -> None:
                 linked.type, linked.linkname = tarfile.LNKTYPE, sorted((root / name).iterdir())[0].name
                 archive.addfile(linked)
             outer.add(tmp_path / f"{name}.tar", f"{name}.tar")
-    samples = found(packer.open_source(tmp_path / "train.tar")).splits["train"]
+    samples = content_of(packer.open_source(tmp_path / "train.tar")).splits["train"]
     assert sorted(sample for sample in samples if "again" not in sample[0]) == sorted(expected)
     assert ("n02/again", 1, (TRAIN["n02/n02_2.JPEG"],)) in samples
 
@@ -911,7 +911,7 @@ def kit(root: Path, numbers: str) -> None:
 def test_the_development_kit_gives_the_labels_of_val(tmp_path: Path) -> None:
     root = archives(tmp_path / "ILSVRC", solution="")
     kit(root, "3\n1\n2\n")
-    assert found(packer.open_source(root)).splits == ilsvrc_found().splits
+    assert content_of(packer.open_source(root)).splits == ilsvrc_content().splits
     kit(root, "3\n1\n9\n")
     assert "image 3 is of the class '9'" in refusal(root)
     kit(root, "")
@@ -924,7 +924,7 @@ def test_val_with_its_table_in_any_place(tmp_path: Path, where: str) -> None:
     source = root / "Data/CLS-LOC" / ("val" if where in ("next to the images", "above val") else "")
     if where.startswith("next"):
         (root / SOLVED).rename(source / SOLVED)
-    read, expected = found(packer.open_source(source)), ilsvrc_found()
+    read, expected = content_of(packer.open_source(source)), ilsvrc_content()
     assert (read.splits["val"], read.classes) == (expected.splits["val"], SYNSETS)
     assert source.name == "val" or read.splits["train"] == expected.splits["train"]
 
@@ -946,7 +946,7 @@ def test_a_class_that_train_lacks_does_not_change_the_labels_of_train(tmp_path: 
     for root in (kaggle(tmp_path / "kaggle", **{SOLVED: solution.encode()}), archives(tmp_path / "tars", solution)):
         listing = packer.open_source(root).list(None)
         train = [*zip(listing.splits["train"].keys, listing.splits["train"].labels.tolist(), strict=True)]
-        assert train == [(key, label) for key, label, _ in ilsvrc_found().splits["train"]]
+        assert train == [(key, label) for key, label, _ in ilsvrc_content().splits["train"]]
         assert listing.classes == (*SYNSETS, "n00") and listing.splits["val"].labels[0] == 3
         assert any("1 class of val that train lacks: n00" in warning for warning in listing.warnings)
 
@@ -1002,7 +1002,7 @@ def imagenette(root: Path, valid: str = "True") -> Path:
     ("column", "labels"), [(None, [0, 1]), ("noisy_labels_0", [0, 1]), ("noisy_labels_25", [1, 1])]
 )
 def test_the_noisy_labels_of_imagenette(tmp_path: Path, column: str | None, labels: list[int]) -> None:
-    read = found(packer.open_source(imagenette(tmp_path), label_column=column))
+    read = content_of(packer.open_source(imagenette(tmp_path), label_column=column))
     assert {name: len(samples) for name, samples in read.splits.items()} == {"train": 2, "val": 2}
     assert read.classes == ("n02979186", "n03417042")
     assert [label for _, label, _ in read.splits["train"]] == labels

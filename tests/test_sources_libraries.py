@@ -32,7 +32,7 @@ import packer
 import readers
 from cache.errors import BadSampleError, PackerError, SourceError
 from packer.sources.huggingface import HuggingFaceSource
-from packer.testing.sources import Found, found
+from packer.testing.sources import Content, content_of
 from readers.fields import decode_field
 
 CLASSES = ("cat", "dog", "emu")
@@ -96,9 +96,9 @@ def parquet_of(first: str, second: str, test: str) -> Layout:
         write_parquet(folder / "beasts" / test, [row(7), row(8)], use_dictionary=False)
         return folder / "beasts"
 
-    def truth(root: Path) -> Found:
+    def truth(root: Path) -> Content:
         samples = [(str(i), i % 3, (PICTURES[i], compact(size=i / 2, note=f"n° {i}"))) for i in range(9)]
-        return Found({"train": samples[:7], "test": samples[7:]}, CLASSES, ("image", "json"))
+        return Content({"train": samples[:7], "test": samples[7:]}, CLASSES, ("image", "json"))
 
     return Layout(write, truth)
 
@@ -114,7 +114,7 @@ def test_columns(tmp_path: Path) -> None:
     listing = source.list("val")
     kinds = {"image": "image", "caption": "text", "mask": "mask", "blob": "file", "json": "json"}
     assert {**listing.fields} == kinds and "left behind: 'views'" in listing.warnings[0]
-    (_, label, (image, caption, of_mask, blob, record)), _ = found(source, "val").splits["val"]
+    (_, label, (image, caption, of_mask, blob, record)), _ = content_of(source, "val").splits["val"]
     assert (listing.classes, label) == (("cat", "dog"), 1)
     assert (image, caption, of_mask, blob) == (PICTURES[0], b"one\ntwo", mask, b"any")
     assert json.loads(record or b"") == {"label": None, "size": 0.0, "note": "n° 0", "objects": boxes}
@@ -305,13 +305,13 @@ def image_folder(root: Path, suffix: str, above: bool) -> Path:
     return root
 
 
-def image_folder_truth(root: Path) -> Found:
+def image_folder_truth(root: Path) -> Content:
     def one(split: str, number: int) -> tuple[str, int, Any]:
         mask = b"mask %d" % number if number < 6 else None
         return f"{split}/{number}", number % 2, (PICTURES[number], mask, compact(n=str(number)))
 
     splits = {"train": [one("train", i) for i in range(5)], "test": [one("test", i) for i in range(5, 8)]}
-    return Found(splits, CLASSES[:2], ("image", "mask", "json"))
+    return Content(splits, CLASSES[:2], ("image", "mask", "json"))
 
 
 def folder_of(suffix: str, above: bool) -> Layout:
@@ -320,7 +320,7 @@ def folder_of(suffix: str, above: bool) -> Layout:
 
 def test_a_table_of_a_folder_may_be_parquet(tmp_path: Path) -> None:
     root = image_folder(tmp_path, "parquet", False)
-    assert found(packer.open_source(root)) == image_folder_truth(root)
+    assert content_of(packer.open_source(root)) == image_folder_truth(root)
 
 
 def test_images_that_no_row_names_are_left_out(tmp_path: Path) -> None:
@@ -411,7 +411,7 @@ def mds_of(compression: str | None) -> Layout:
         write_mds(folder / "set" / "val", [[sample(7), sample(8)]], compression=compression)
         return folder / "set"
 
-    def truth(root: Path) -> Found:
+    def truth(root: Path) -> Content:
         splits: dict[str, Any] = {"train": [], "val": []}
         for number in range(9):
             memory = io.BytesIO()
@@ -419,7 +419,7 @@ def mds_of(compression: str | None) -> Layout:
             fields = (PICTURES[number], memory.getvalue(), compact(note=f"n° {number}", weight=number / 4))
             name, place = ("train", number) if number < 7 else ("val", number - 7)
             splits[name].append((f"{name}/{place:08d}", number % 3, fields))
-        return Found(splits, fields=("image", "vector", "json"))
+        return Content(splits, fields=("image", "vector", "json"))
 
     return Layout(write, truth, "*.mds*", damages=300)
 
@@ -438,7 +438,7 @@ def test_encodings_of_mds(tmp_path: Path) -> None:
     source = packer.open_source(write_mds(tmp_path / "set", [rows], columns, "gz"))
     kinds = {"image": "image", "box": "array", "mask": "mask", "raw": "file", "json": "json"}
     assert {**source.list(None).fields} == kinds
-    read = found(source, "test")
+    read = content_of(source, "test")
     assert read.classes == ("cat", "dog") and read.fields == tuple(kinds)
     (_, label, (image, array, of_mask, raw, record)), _ = read.splits["test"]
     assert label == 1 and np.array_equal(decoded(image), pixels)
@@ -519,7 +519,7 @@ def test_a_damaged_sample_of_mds(tmp_path: Path) -> None:
     pil = struct.pack("<III", 4, 5, 3) + b"RGB" + bytes(59)
     root = write_mds(tmp_path / "set", [[sample_of([pil, struct.pack("<q", 1)], columns)]], columns)
     with pytest.raises(BadSampleError, match="59 bytes of pixels, expected 4 x 5 of RGB"):
-        found(packer.open_source(root))
+        content_of(packer.open_source(root))
 
 
 @pytest.mark.filterwarnings("default")
@@ -534,7 +534,7 @@ def test_mds_written_by_the_package(tmp_path: Path, compression: str | None) -> 
             value = {"image": picture, "label": number % 4, "caption": f"picture {number}"}
             vector = np.arange(number + 1, dtype=np.int16)
             writer.write(value | {"vector": vector, "pixels": Image.fromarray(PIXELS[number % 2])})
-    (samples,) = found(packer.open_source(tmp_path / "set")).splits.values()
+    (samples,) = content_of(packer.open_source(tmp_path / "set")).splits.values()
     reference = streaming.StreamingDataset(local=str(tmp_path / "set"), shuffle=False, batch_size=1)
     assert len(samples) == len(reference) == len(PICTURES)
     for number, (_, label, (image, caption, more, vector)) in enumerate(samples):
@@ -623,8 +623,8 @@ def beton(folder: Path) -> Path:
     return made.write(folder / "train.beton")
 
 
-def beton_truth(root: Path) -> Found:
-    read = found(packer.open_source(root))
+def beton_truth(root: Path) -> Content:
+    read = content_of(packer.open_source(root))
     assert read.fields == ("image", "blob", "vector", "json") and len(read.splits["train"]) == 7
     for number, (key, label, (picture, blob, vector, record)) in enumerate(read.splits["train"]):
         assert (key, label, blob) == (f"train/{number:08d}", number % 3, bytes(number))
@@ -639,7 +639,7 @@ def test_a_file_written_by_ffcv(tmp_path: Path) -> None:
     golden = Path(__file__).parent / "golden" / "ffcv-1.0.2.beton.xz"
     (tmp_path / "train.beton").write_bytes(lzma.decompress(golden.read_bytes()))
     y, x = np.mgrid[0:24, 0:20]
-    (samples,) = found(packer.open_source(tmp_path / "train.beton")).splits.values()
+    (samples,) = content_of(packer.open_source(tmp_path / "train.beton")).splits.values()
     assert len(samples) == 6
     for number, (_, label, (picture, blob, vector, record)) in enumerate(samples):
         planes = [x * (3 + number) % 256, y * (5 + number) % 256, (x + y + number * 9) % 256]
@@ -748,7 +748,7 @@ def test_a_false_array_of_a_beton(tmp_path: Path, dtype: Any, shape: tuple[int, 
 def test_pixels_of_a_wrong_size(tmp_path: Path) -> None:
     path = small(tmp_path / "val.beton", lambda made: with_row(made, 1, mode=1))
     with pytest.raises(BadSampleError, match=r"'image': is of the mode 1 and has .* bytes, expected pixels"):
-        found(packer.open_source(path))
+        content_of(packer.open_source(path))
 
 
 # --- LMDB: Caffe's Datums, and images under their names -----------------------------------------------------------
@@ -795,7 +795,7 @@ def test_pixels_of_datums_become_png_with_red_first(tmp_path: Path, channels: in
     pixels = PIXELS[0][..., :channels]
     blue_first = np.ascontiguousarray(pixels[..., ::-1].transpose(2, 0, 1))  # as in OpenCV
     value = datum(blue_first.tobytes(), 3, (channels, 9, 7), encoded=False)
-    ((_, label, (image,)),) = found(packer.open_source(write_lmdb(tmp_path / "x", {b"0": value}))).splits["train"]
+    ((_, label, (image,)),) = content_of(packer.open_source(write_lmdb(tmp_path / "x", {b"0": value}))).splits["train"]
     assert label == 3 and np.array_equal(decoded(image).reshape(pixels.shape), pixels)
 
 
@@ -902,17 +902,17 @@ class TestOfLibraries(LayoutSuite):
     pass
 
 
-def lmdb_of(values: dict[bytes, bytes], expected: Found) -> Layout:
+def lmdb_of(values: dict[bytes, bytes], expected: Content) -> Layout:
     def write(folder: Path) -> Path:
         return write_lmdb(folder / "train.lmdb", values, subdir=False)
 
     return Layout(write, lambda root: expected, inside={"isolated": False})
 
 
-OF_DATUMS = lmdb_of(DATUMS, Found({"train": [(key, label, (data,)) for key, label, data in EXPECTED]}))
+OF_DATUMS = lmdb_of(DATUMS, Content({"train": [(key, label, (data,)) for key, label, data in EXPECTED]}))
 IN_FOLDERS = [("cat/0", 0, (PICTURES[0],)), ("cat/2", 0, (PICTURES[2],)), ("dog/1", 1, (PICTURES[1],))]
 OF_FILES = lmdb_of(
-    {f"{key}.jpg".encode(): image for key, _, (image,) in IN_FOLDERS}, Found({"train": IN_FOLDERS}, ("cat", "dog"))
+    {f"{key}.jpg".encode(): image for key, _, (image,) in IN_FOLDERS}, Content({"train": IN_FOLDERS}, ("cat", "dog"))
 )
 
 
@@ -920,7 +920,7 @@ OF_FILES = lmdb_of(
 class TestLmdb(LayoutSuite):
     """Listed in this process, which is faster; other tests use a separate process."""
 
-    def test_files_cut_short(self, root: Path, truth: Found) -> None:
+    def test_files_cut_short(self, root: Path, truth: Content) -> None:
         """A cut may end the process that reads the file."""
         os.truncate(root, int(root.stat().st_size * 0.3))
         refusal(root)

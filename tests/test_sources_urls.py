@@ -27,7 +27,7 @@ from cache.remote import is_public
 from packer.formats.base import Arena
 from packer.sources import url_list
 from packer.sources.url_list import Fetcher, FetchOptions, Pace, without_query
-from packer.testing.sources import Found, found, places
+from packer.testing.sources import Content, content_of, places
 from readers.fields import decode_field
 
 pytest.importorskip("urllib3", reason="urllib3, which fetches images, is not installed")
@@ -142,13 +142,13 @@ class TestTables(LayoutSuite):
             ]  # fmt: skip
             return write_table(folder / f"list.{request.param}", rows)
 
-        def truth(root: Path) -> Found:
+        def truth(root: Path) -> Content:
             splits: dict[str, Any] = {"train": [], "val": []}
             for number, (path, data) in enumerate(PICTURES.items()):
                 about = json.dumps({"url": server.url + path, "width": "32"}, separators=(",", ":")).encode()
                 fields = (data, f"number {number}".encode(), about)
                 splits["train" if number < 8 else "val"].append((f"k{number}", 0 if number % 3 else 1, fields))
-            return Found(splits, ("cat", "dog"), ("image", "caption", "json"))
+            return Content(splits, ("cat", "dog"), ("image", "caption", "json"))
 
         return Layout(write, truth, options=OPTIONS)
 
@@ -170,7 +170,7 @@ def images_of(root: Path, split: str | None = None) -> list[bytes]:
 
 
 def test_a_text_file_has_one_address_a_line(addresses: Path) -> None:
-    read = found(packer.open_source(addresses, **OPTIONS)).splits["train"]
+    read = content_of(packer.open_source(addresses, **OPTIONS)).splits["train"]
     assert [(key, fields[0]) for key, _, fields in read] == [
         (f"{number:09d}", data) for number, data in enumerate(PICTURES.values())
     ]

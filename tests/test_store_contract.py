@@ -72,9 +72,9 @@ class TestCopied(StoreSuite):
         return Copied(Files(self.copy, LISTED), Files(root, LISTED))
 
     @pytest.mark.parametrize("damage", ["gone"])
-    def test_a_shard_that_is_not_the_one_it_was(self, root: Path, bytes_at: Any, damage: str, there: list[int]) -> None:
+    def test_a_replaced_shard(self, root: Path, bytes_at: Any, damage: str, there: list[int]) -> None:
         if 1 not in there:
-            super().test_a_shard_that_is_not_the_one_it_was(root, bytes_at, damage)
+            super().test_a_replaced_shard(root, bytes_at, damage)
             return
         expected = bytes_at([(1, 5, 10)])
         (root / NAMES[1]).unlink()

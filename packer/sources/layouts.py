@@ -609,10 +609,10 @@ def _folders(files: TreeFiles) -> set[str]:
     return folders
 
 
-Found: TypeAlias = "tuple[str, ...] | None"  # what the tree looks like, the folder to convert, and its split
+Hint: TypeAlias = "tuple[str, ...] | None"  # what the tree seems to be, the folder to convert, and its split
 
 
-def _known(folders: set[str], classes: Sequence[str]) -> Found:
+def _known(folders: set[str], classes: Sequence[str]) -> Hint:
     """Whether a folder of the tree is ILSVRC, COCO or Pascal VOC."""
     for folder in sorted(folders):
         above, _, base = folder.rpartition("/")
@@ -631,7 +631,7 @@ def _known(folders: set[str], classes: Sequence[str]) -> Found:
     return None
 
 
-def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Found:
+def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Hint:
     """Images next to a folder of their companions, at the level of classes, or below a single folder."""
     for part in splits.values():
         tops, base = _tops(part), part.root
@@ -652,7 +652,7 @@ def _pairs(folders: set[str], splits: Mapping[str, TreeSplit]) -> Found:
     return None
 
 
-def _tiny_imagenet(splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Found:
+def _tiny_imagenet(splits: Mapping[str, TreeSplit], classes: Sequence[str]) -> Hint:
     tops = {name: _tops(part) for name, part in splits.items()}
     whole = next((name for name, subfolders in tops.items() if len(subfolders) > 1), None)
     single = next(

@@ -246,7 +246,7 @@ class FormatSuite:
         samples = [sample("a", b"1"), sample("b", large, mask=large[::-1]), sample("c", b"3"), sample("d", large[1:])]
         self.check_law(tmp_path, samples)
 
-    def test_more_samples_than_one_gathered_write_takes(self, tmp_path: Path) -> None:
+    def test_more_samples_than_one_gathered_write(self, tmp_path: Path) -> None:
         self.check_law(tmp_path, [sample(f"{i:05d}", b"%d" % i, mask=b"m" * (i % 3)) for i in range(1500)])
 
     def test_memory_may_change_after_flush(self, tmp_path: Path) -> None:
@@ -296,7 +296,7 @@ class FormatSuite:
     def test_keys(self, tmp_path: Path) -> None:
         self.check_law(tmp_path, [sample(key, key.encode(), name=f"{key}.jpg", label=1) for key in KEYS])
 
-    def test_keys_of_samples_with_nothing_else(self, tmp_path: Path) -> None:
+    def test_samples_with_only_a_key(self, tmp_path: Path) -> None:
         for number, key in enumerate(KEYS):
             self.check_law(new_folder(tmp_path, number), [sample(key, None), sample(key + "2", None)])
 
@@ -350,7 +350,7 @@ class FormatSuite:
         assert all(name.startswith("val-") for name in names)
 
     # --- faults -------------------------------------------------------------------------------------------------
-    def test_what_is_no_file(self, tmp_path: Path) -> None:
+    def test_paths_that_are_no_regular_files(self, tmp_path: Path) -> None:
         missing, folder, pipe = (tmp_path / name for name in ("missing", "folder", "pipe"))
         folder.mkdir()
         os.mkfifo(pipe)
@@ -359,7 +359,7 @@ class FormatSuite:
             with bounded(), pytest.raises(FormatError, match=r"cannot be opened|not a regular file"):
                 format_of_file(path)
 
-    def test_a_file_that_shrinks_while_it_is_walked(self, tmp_path: Path) -> None:
+    def test_a_file_that_shrinks_during_a_scan(self, tmp_path: Path) -> None:
         path, _ = self.write(tmp_path, [sample(f"k{i}", bytes(3 << 20)) for i in range(4)])
         walk = iter(self.format.locate(path, LocateOptions()))
         first = next(walk)

@@ -89,7 +89,7 @@ class ReaderSuite:
             with pytest.raises(TypeError):
                 reader.read(wrong)
 
-    def test_samples_outside(self, reader: Any, truth: Truth) -> None:
+    def test_indices_out_of_range(self, reader: Any, truth: Truth) -> None:
         n = len(truth)
         for index in (n, n + 1, 10**12, -n - 1, -(10**12)):
             for get in (reader.read, reader.__getitem__):
@@ -205,7 +205,7 @@ class ReaderSuite:
             reader.select(indices=[])
 
     # --- the fingerprint ------------------------------------------------------------------------------------------
-    def test_a_fingerprint_that_stays(self, reader: Any) -> None:
+    def test_the_fingerprint_is_stable(self, reader: Any) -> None:
         first = reader.fingerprint
         assert isinstance(first, str) and 10 < len(first) < 200
         reader.read(0)
@@ -271,7 +271,7 @@ class ReaderSuite:
         reader.close()
         assert [bytes(data) for data in reader.read_many([3, 1])] == [truth.images[3], truth.images[1]]
 
-    def test_views_stay_as_they_are_and_cannot_be_written(self, reader: Any, truth: Truth) -> None:
+    def test_views_are_stable_and_read_only(self, reader: Any, truth: Truth) -> None:
         n = len(truth)
         views = [*reader.read_many(range(n)), *map(reader.read, range(n)), *reader.stream(), reader[0].image]
         for i in range(n):

@@ -28,13 +28,13 @@ from cache.errors import BadSampleError, DatasetError, SourceError
 from packer.formats.base import Arena
 from packer.sources.base import SomeSamples, SourceListing
 
-__all__ = ["Found", "SourceSuite", "found", "payloads", "places"]
+__all__ = ["Content", "SourceSuite", "content_of", "payloads", "places"]
 
 REFUSED = (SourceError, DatasetError)
 
 
 @dataclass
-class Found:
+class Content:
     """The content of a source: by split, (key, label, fields) of each sample; an absent field is None."""
 
     splits: dict[str, list[tuple[str, int, tuple[bytes | None, ...]]]]
@@ -60,14 +60,14 @@ def payloads(source: Any, places: Sequence[tuple[Any, int]], room: int = 1 << 16
     return read
 
 
-def found(source: Any, split: str | None = None) -> Found:
+def content_of(source: Any, split: str | None = None) -> Content:
     """List and read everything in a source."""
     listing = source.list(split)
     splits = {
         name: list(zip(part.keys, part.labels, payloads(source, places(listing, name)), strict=True))
         for name, part in listing.splits.items()
     }
-    return Found(splits, tuple(listing.classes), tuple(listing.fields))
+    return Content(splits, tuple(listing.classes), tuple(listing.fields))
 
 
 class SourceSuite:
@@ -85,7 +85,7 @@ class SourceSuite:
         raise NotImplementedError
 
     @pytest.fixture
-    def truth(self) -> Found:
+    def truth(self) -> Content:
         raise NotImplementedError
 
     def open(self, root: Path) -> Any:
@@ -100,9 +100,9 @@ class SourceSuite:
         return self.files(root)
 
     # --- listing and reading --------------------------------------------------------------------------------------
-    def test_what_it_lists_and_reads(self, root: Path, truth: Found) -> None:
+    def test_listing_and_reading(self, root: Path, truth: Content) -> None:
         source = self.open(root)
-        assert found(source) == truth
+        assert content_of(source) == truth
         assert str(root) in source.title
         for samples in truth.splits.values():
             keys = [key for key, _, _ in samples]
@@ -121,15 +121,15 @@ class SourceSuite:
             os.utime(path, ns=(1, 1))
         assert self.open(root).list(None).splits != before.splits
 
-    def test_one_split(self, root: Path, truth: Found) -> None:
+    def test_one_split(self, root: Path, truth: Content) -> None:
         name = list(truth.splits)[-1]
-        only = found(self.open(root), name)
+        only = content_of(self.open(root), name)
         assert only.splits == {name: truth.splits[name]} and only.fields == truth.fields
         if len(truth.splits) > 1:
             with pytest.raises(REFUSED, match="no split 'elsewhere'"):
                 self.open(root).list("elsewhere")
 
-    def test_room_for_a_sample(self, root: Path, truth: Found) -> None:
+    def test_listed_sizes_suffice_for_reading(self, root: Path, truth: Content) -> None:
         """A sample can be read into memory of the size in the listing plus one byte; a size of 0 is unknown."""
         source = self.open(root)
         listing = source.list(None)
@@ -142,7 +142,7 @@ class SourceSuite:
                 assert where[1] == 0 or where[1] >= len(fields[0] or b"")
 
     # --- in workers -----------------------------------------------------------------------------------------------
-    def test_slices_in_any_order(self, root: Path, truth: Found) -> None:
+    def test_slices_in_any_order(self, root: Path, truth: Content) -> None:
         source = self.open(root)
         listing = source.list(None)
         for name, samples in truth.splits.items():
@@ -154,7 +154,7 @@ class SourceSuite:
             for some in orders:
                 assert payloads(source, [where[i] for i in some]) == [samples[i][2] for i in some]
 
-    def test_labels_that_are_assigned_are_those_that_workers_get(self, root: Path) -> None:
+    def test_workers_get_the_assigned_labels(self, root: Path) -> None:
         for part in self.open(root).list(None).splits.values():
             part.labels = np.arange(len(part)) + 7
             for indices in (None, range(len(part)), np.arange(len(part))[::-1]):
@@ -162,20 +162,20 @@ class SourceSuite:
                 got = [label for block in some.slices() for label in block.labels]
                 assert got == [7 + i for i in (range(len(part)) if indices is None else indices)]
 
-    def test_in_a_worker_of_its_own(self, root: Path, truth: Found, elsewhere: Callable[..., Any]) -> None:
+    def test_in_a_separate_worker(self, root: Path, truth: Content, elsewhere: Callable[..., Any]) -> None:
         source = self.open(root)
-        assert elsewhere(found, source) == truth
+        assert elsewhere(content_of, source) == truth
         listing = source.list(None)
         for name, samples in truth.splits.items():
             assert elsewhere(payloads, source, places(listing, name)) == [fields for _, _, fields in samples]
 
-    def test_every_file_it_reads_is_named(self, root: Path) -> None:
+    def test_paths_name_every_file(self, root: Path) -> None:
         source = self.open(root)
         named = {Path(path) for path in source.paths(source.list(None))}
         assert named == self.files(root)
         assert {Path(path) for path in pickle.loads(pickle.dumps(source)).paths(source.list(None))} == named
 
-    def test_a_packed_set_of_it(self, root: Path, truth: Found, tmp_path: Path) -> None:
+    def test_packing(self, root: Path, truth: Content, tmp_path: Path) -> None:
         packer.convert(
             self.open(root), "tar", tmp_path / "out", run=packer.Run(workers=1), shards=packer.Shards(samples=4)
         )
@@ -190,11 +190,11 @@ class SourceSuite:
                     assert {f: bytes(data) for f, data in sample.fields.items()} == present, key
 
     # --- errors ---------------------------------------------------------------------------------------------------
-    def test_nothing_there(self, root: Path, tmp_path: Path) -> None:
+    def test_a_missing_source(self, root: Path, tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="no such file or directory"):
             self.open(tmp_path / "nowhere" / root.name).list(None)
 
-    def test_files_that_go_away(self, root: Path) -> None:
+    def test_files_removed_after_listing(self, root: Path) -> None:
         """Removes files after they have been listed."""
         source = self.open(root)
         listing = source.list(None)
@@ -204,7 +204,7 @@ class SourceSuite:
             with pytest.raises((*REFUSED, BadSampleError)):
                 payloads(source, places(listing, name))
 
-    def test_files_cut_short(self, root: Path, truth: Found) -> None:
+    def test_files_cut_short(self, root: Path, truth: Content) -> None:
         """Truncated files cause an error, or give correct samples."""
         whole = {path: path.read_bytes() for path in self.data_files(root)}
         for keep in (0.0, 0.3, 0.6, 0.99):
@@ -212,7 +212,7 @@ class SourceSuite:
                 path.write_bytes(data[: int(len(data) * keep)])
             self._check_cut(root, truth)
 
-    def _check_cut(self, root: Path, truth: Found) -> None:
+    def _check_cut(self, root: Path, truth: Content) -> None:
         try:
             source = self.open(root)
             listing = source.list(None)
@@ -233,7 +233,7 @@ class SourceSuite:
         return False
 
     @pytest.mark.faults
-    def test_bytes_that_change(self, root: Path) -> None:
+    def test_changed_bytes(self, root: Path) -> None:
         """Damaged bytes and truncated files must raise one of packer's errors, or leave the source readable."""
         draw, refused = random.Random(1), 0
         for _ in range(self.damages):
@@ -245,7 +245,7 @@ class SourceSuite:
                 data[place] = draw.choice((0, 1, 127, 128, 255, draw.randrange(256)))
             path.write_bytes(data)
             try:
-                found(self.open(root))
+                content_of(self.open(root))
             except (*REFUSED, BadSampleError):
                 refused += 1
             path.write_bytes(good)

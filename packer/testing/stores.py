@@ -97,20 +97,20 @@ class StoreSuite:
 
     # --- bytes ----------------------------------------------------------------------------------------------------
     @pytest.mark.parametrize("seed", range(2))
-    def test_in_the_order_asked_for(self, store: Any, bytes_at: Any, seed: int) -> None:
+    def test_results_are_in_the_requested_order(self, store: Any, bytes_at: Any, seed: int) -> None:
         places = some(seed, 60)
         for _ in range(2):  # the second time, some stores have a cache
             assert [bytes(data) for data in store.read(extents(places))] == bytes_at(places)
             assert digests(store, places[:9] * 2) == bytes_at(places[:9] * 2)
 
-    def test_nothing_and_everything(self, store: Any, bytes_at: Any) -> None:
+    def test_no_samples_and_all_samples(self, store: Any, bytes_at: Any) -> None:
         assert list(store.read(extents([]))) == [] and store.prefetch(extents([])) is None
         whole = [(shard, 0, size) for shard, size in enumerate(SIZES)]
         assert digests(store, whole) == bytes_at(whole)
         ends = [(shard, size, 0) for shard, size in enumerate(SIZES)]
         assert digests(store, ends) == [b""] * len(ends)
 
-    def test_announced(self, store: Any, bytes_at: Any) -> None:
+    def test_announced_reads(self, store: Any, bytes_at: Any) -> None:
         places = some(5, 40)
         assert store.prefetch(extents(places + places[:3])) is None
         assert digests(store, places[::-1]) == bytes_at(places[::-1])
@@ -119,7 +119,7 @@ class StoreSuite:
         store.prefetch(extents(places))
         assert digests(store, places) == bytes_at(places)
 
-    def test_views_stay_as_they_are_and_cannot_be_written(self, store: Any, bytes_at: Any) -> None:
+    def test_views_are_stable_and_read_only(self, store: Any, bytes_at: Any) -> None:
         places = some(6, 30)
         views = [*store.read(extents(places)), store.read_one(1, 0, 100, 50)]
         for seed in range(4):
@@ -177,7 +177,7 @@ class StoreSuite:
         assert digests(store, [(0, 0, 9)]) == bytes_at([(0, 0, 9)])
 
     @pytest.mark.parametrize("damage", ["cut", "empty", "longer", "gone", "a folder"])
-    def test_a_shard_that_is_not_the_one_it_was(self, root: Path, bytes_at: Any, damage: str) -> None:
+    def test_a_replaced_shard(self, root: Path, bytes_at: Any, damage: str) -> None:
         path = root / NAMES[1]
         data = path.read_bytes()
         store = self.open(root)

@@ -21,7 +21,7 @@ from PIL import Image
 
 import packer
 from cache.errors import BadSampleError, SourceError
-from packer.testing.sources import Found, SourceSuite, found
+from packer.testing.sources import Content, SourceSuite, content_of
 from readers.fields import decode_field
 
 __all__ = ["PICTURES", "SIZE", "Layout", "LayoutSuite", "decoded", "pack_error", "refusal", "values", "write_table"]
@@ -40,7 +40,7 @@ class Layout:
     """
 
     write: Callable[[Path], Path]
-    truth: Callable[[Path], Found]
+    truth: Callable[[Path], Content]
     data: str = "*"
     unused: tuple[str, ...] = ()
     whole: bool = False
@@ -62,7 +62,7 @@ class LayoutSuite(SourceSuite):
         return layout.write(tmp_path)
 
     @pytest.fixture
-    def truth(self, layout: Layout, root: Path) -> Found:
+    def truth(self, layout: Layout, root: Path) -> Content:
         return layout.truth(root)
 
     def open(self, root: Path) -> Any:
@@ -105,7 +105,7 @@ def values(source: Any, split: str = "train") -> dict[str, dict[str, Any]]:
             for (name, kind), data in zip(kinds.items(), fields, strict=True)
             if name != "image"
         }
-        for key, _, fields in found(source).splits[split]
+        for key, _, fields in content_of(source).splits[split]
     }
 
 
