@@ -27,7 +27,7 @@ import packer
 import readers
 from cache.errors import SourceError
 from packer.sources.base import SourceListing
-from packer.testing.sources import found
+from packer.testing.sources import content_of
 
 LONG = "a-long-folder-name-" * 7  # over the 100 bytes of a tar header's name
 needs_tar = pytest.mark.skipif(shutil.which("tar") is None, reason="no tar command here")
@@ -61,7 +61,7 @@ def pack(source: Any, out: Path, to: str = "hdf5", **options: Any) -> Path:
 
 def content(source: Path) -> dict[str, Any]:
     """All samples of a source by split and key, without the order of the source."""
-    splits = found(packer.open_source(source)).splits
+    splits = content_of(packer.open_source(source)).splits
     return {split: {key: rest for key, *rest in samples} for split, samples in splits.items()}
 
 
@@ -294,7 +294,7 @@ def test_captions_in_an_archive_are_fields_as_in_a_folder_of_archives(tmp_path: 
     for suffix in ("tar", "tar.gz"):
         (tmp_path / suffix).mkdir()
         path = write(tmp_path / suffix / f"00000.{suffix}", COMPRESS[suffix](tar_of(*files)))
-        archive, folder = found(packer.open_source(path)), found(packer.open_source(tmp_path / suffix))
+        archive, folder = content_of(packer.open_source(path)), content_of(packer.open_source(tmp_path / suffix))
         assert archive == folder and archive.fields == ("image", "json", "txt")
         assert archive.splits["train"][0][2][1:] == (b'{"width": 40}', b"a cat")
     assert packer.open_source(path, layout="tree").list(None).fields == {"image": "image"}
