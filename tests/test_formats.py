@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import struct
+import sys
 import tarfile
 import zlib
 from collections.abc import Iterable
@@ -75,6 +76,19 @@ class TestHdf5(FormatSuite):
 
     def after_cut(self, truth: list[Located], data: bytes, size: int) -> list[Located] | None:
         return None
+
+    def test_objects_that_a_profiler_keeps_change_no_byte(self, tmp_path: Path) -> None:
+        """As that of a Dask worker does for some frames, at random."""
+        samples, kept = [sample(f"k{i}", bytes([i]) * 50, name=f"k{i}.jpg") for i in range(5)], list[Any]()
+        (tmp_path / "alone").mkdir()
+        (tmp_path / "profiled").mkdir()
+        plain, _ = self.write(tmp_path / "alone", samples)
+        sys.setprofile(lambda frame, event, value: kept.append((frame, value)))
+        try:
+            profiled, _ = self.write(tmp_path / "profiled", samples)
+        finally:
+            sys.setprofile(None)
+        assert kept and profiled.read_bytes() == plain.read_bytes()
 
     def flips(self, data: bytes) -> Iterable[int]:
         """Most of a small file is unused space."""

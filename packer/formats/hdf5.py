@@ -705,7 +705,7 @@ class Hdf5Writer:
         if classes.nbytes < _ATTRIBUTE_BYTES:
             file.attrs["classes"] = classes
         else:
-            file.create_dataset("classes", data=classes, compression="gzip", compression_opts=1)
+            _write_compressed(file, "classes", classes)
 
     def _assemble(self, main: GatherFile, starts: dict[str, int]) -> tuple[int, int]:
         """Copy the skeleton's metadata and the spooled fields around the streamed bytes.
@@ -782,8 +782,17 @@ def _write_strings(group: Any, name: str, texts: NamesBuilder) -> None:
     data = np.zeros(len(column), h5py.string_dtype("utf-8", width))
     for first in range(0, len(column), _BLOCK_TEXTS):
         data[first : first + _BLOCK_TEXTS] = [text.encode() for text in column[first : first + _BLOCK_TEXTS]]
+    _write_compressed(group, name, data)
+
+
+def _write_compressed(group: Any, name: str, data: npt.NDArray[Any]) -> None:
+    """Write a small data set, compressed.
+
+    A chunk gets its place when it is flushed, by default when the data set is closed. A profiler that keeps a frame, as
+    a worker of Dask does, would delay that, and equal samples would give other bytes.
+    """
     options: dict[str, Any] = {"compression": "gzip", "compression_opts": 1} if len(data) else {}
-    group.create_dataset(name, data=data, dtype=data.dtype, **options)
+    group.create_dataset(name, data=data, dtype=data.dtype, **options).flush()
 
 
 def _copy(source: int, source_offset: int, target: int, target_offset: int, length: int, crc: int) -> int:
