@@ -34,11 +34,9 @@ def main() -> None:
     optimizer = torch.optim.SGD(network.parameters(), 0.05, momentum=0.9)
     model, optimizer = accelerator.prepare(network, optimizer)
     accelerator.register_for_checkpointing(loader)  # not prepare: the loader already divides samples between processes
-    kept = sorted(int(path.name) for path in options.folder.glob("[0-9]*") if path.name.isdecimal())
-    if step := max(kept, default=0):
+    if step := max((int(path.name) for path in options.folder.glob("*") if path.name.isdecimal()), default=0):
         accelerator.load_state(options.folder / str(step))
-    for epoch in range(loader.epoch, options.epochs):
-        loader.set_epoch(epoch)
+    for epoch in range(loader.epoch, options.epochs):  # each loop is the next epoch
         for images, labels in loader:
             loss = cross_entropy(model(images), labels)
             optimizer.zero_grad()
@@ -52,6 +50,8 @@ def main() -> None:
                     shutil.move(options.folder / f"{step}.part", options.folder / str(step))
                     shutil.rmtree(options.folder / str(step - 2 * options.save_every), ignore_errors=True)
         accelerator.print(f"epoch {epoch}: loss {loss.item():.3f}")
+    del model  # before the process group, whose threads it would join while it holds the GIL that they may need
+    accelerator.free_memory()
     accelerator.end_training()
 
 

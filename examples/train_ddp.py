@@ -52,6 +52,7 @@ def main() -> None:
         if dist.get_rank() == 0:  # the state of the loader is the same on every rank
             torch.save({name: part.state_dict() for name, part in saved.items()}, options.checkpoint)
             print(f"epoch {epoch}: {counts[0]:.0f} of {counts[1]:.0f} right on {dist.get_world_size()} ranks")
+    del parallel  # before the group, whose threads it would otherwise join while it holds the GIL that they may need
     dist.destroy_process_group()
 
 

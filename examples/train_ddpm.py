@@ -165,8 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     try:
-        run = Run(args, device)
-        run.train()
+        Run(args, device).train()  # ends before the group, whose threads DDP would join while it holds the GIL
     except (readers.PackerError, ValueError) as error:
         sys.exit(f"train_ddpm.py: {error}")
     finally:

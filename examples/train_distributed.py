@@ -23,10 +23,9 @@ def main() -> None:
     for name, value in {"epochs": 3, "batch-size": 64, "size": 64, "save-every": 50}.items():
         parser.add_argument(f"--{name}", type=int, default=value)  # batch-size: samples of a step, all ranks together
     options = parser.parse_args()
-    dist.init_process_group("gloo")
-    saving, ranks = None, dist.new_group(backend="gloo")  # for threads that save during training
-    reader, ops = readers.open(options.set, split="train"), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
-    share = options.batch_size // dist.get_world_size()
+    dist.init_process_group("gloo")  # and a second group, for threads that save during training
+    ranks, ops = dist.new_group(backend="gloo"), [RandomResizedCrop(options.size), RandomHorizontalFlip()]
+    reader, share, saving = readers.open(options.set, split="train"), options.batch_size // dist.get_world_size(), None
     loader = ImageLoader(reader, share, augment=ops, decode=Decode(dtype=torch.float32))
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(3, 16, 3, 2, 1), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(4), torch.nn.Flatten()]
@@ -52,6 +51,7 @@ def main() -> None:
                 saving = dcp.async_save(state, checkpoint_id=options.folder / str(step), process_group=ranks)
     if saving is not None:
         saving.result()
+    del model  # before the group, whose threads it would otherwise join while it holds the GIL that they may need
     dist.destroy_process_group()
 
 

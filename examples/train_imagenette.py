@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -265,7 +264,22 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def main(arguments: list[str] | None = None) -> Any:
+def train(args: argparse.Namespace, device: torch.device) -> bool:
+    """Train; return whether a signal stopped it.
+
+    The run, and with it DistributedDataParallel, ends with this function, before the process group. If it ended after
+    the group, it would join gloo's threads while it holds the GIL, which they may need: the rank would hang.
+    """
+    run = Run(args, device)
+    before = signal.signal(signal.SIGTERM, run.on_signal)
+    try:
+        run.train()
+        return run.stopped
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def main(arguments: list[str] | None = None) -> bool:
     args = parse(arguments)
     device = (
         torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
@@ -274,17 +288,12 @@ def main(arguments: list[str] | None = None) -> Any:
     )
     if "RANK" in os.environ:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    before = signal.getsignal(signal.SIGTERM)
     try:
-        run = Run(args, device)
-        signal.signal(signal.SIGTERM, run.on_signal)
-        run.train()
-        return run
+        return train(args, device)
     finally:
-        signal.signal(signal.SIGTERM, before)
         if dist.is_initialized():
             dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    sys.exit(128 + signal.SIGTERM if main().stopped else 0)
+    sys.exit(128 + signal.SIGTERM if main() else 0)

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from suites.trainings import check_that_models_end_first
 
 import packer
 
@@ -84,6 +85,7 @@ def test_a_classifier_learns_and_continues_from_its_checkpoint(run: Run) -> None
 def rank_of_two(rank: int, port: int, output: Path, words: list[str]) -> None:
     """One of two ranks, as torchrun starts it."""
     torch.set_num_threads(1)
+    check_that_models_end_first()
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2")
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     sys.argv = words
