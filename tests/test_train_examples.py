@@ -22,7 +22,7 @@ import packer
 from packer.testing.samples import make_jpeg
 
 EXAMPLES = Path(packer.__file__).resolve().parent.parent / "examples"
-SIZE = 32
+SIZE = 16
 
 
 @pytest.fixture
