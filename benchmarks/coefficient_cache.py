@@ -1,9 +1,9 @@
 """Costs of a cache of DCT coefficients besides decoding: filling, starting a process, and several processes.
 
-    python benchmarks/coefficient_cache.py --set SET [--directory DIR] [--rounds 3] [--only fill,beside,…]
+    python benchmarks/coefficient_cache.py --set SET [--directory DIR] [--rounds 3] [--only fill,training,…]
 
 fill      CPU time per sample against a plain decode of the same bytes (simplejpeg, exact), both with the read
-beside    images/s of a loop over ImageLoader by epoch: while the cache fills, and when it is full
+training  images/s of a loop over ImageLoader by epoch: while the cache fills, and when it is full
 start     a new process over a cache on a disk: seconds until it is open, to the first batch, to the end of an epoch
 ranks     two processes at once: rates, encodings per sample, memory
 workers   a DataLoader with forked and with spawned workers
@@ -262,7 +262,7 @@ def fill(steps: Steps) -> None:
     _print("Filling; wanted: at most 1.2 plain decodes", rows)
 
 
-def beside(steps: Steps) -> None:
+def training(steps: Steps) -> None:
     whole = {"kept": 1.0, "filled": 0, "ahead": False}
     ways = {
         "no cache": {"kept": 0, "filled": 0, "ahead": False},
@@ -275,7 +275,7 @@ def beside(steps: Steps) -> None:
     }
     for pause in (0.0, steps.arguments.pause):
         runs: dict[str, Callable[[], Figures]] = {
-            name: functools.partial(steps.run, "beside", epochs=3, pause=pause, **way) for name, way in ways.items()
+            name: functools.partial(steps.run, "training", epochs=3, pause=pause, **way) for name, way in ways.items()
         }
         figures = steps.rounds(runs)
         rows = []
@@ -284,7 +284,7 @@ def beside(steps: Steps) -> None:
             later = median(max(run["images_s"][1:]) / max(full["images_s"][1:]) for run, full in pairs)
             rates, spent = _rates(each), _rates(each, "cpu_ms", "{:.2f}")
             rows.append((name, f"{rates} images/s; {spent} ms CPU; later epochs {later:.2f} of a full cache"))
-        _print(f"Beside training, epochs 1, 2, 3; {1000 * pause:.0f} ms of a GPU's work a batch; 2 threads", rows)
+        _print(f"During training, epochs 1, 2, 3; {1000 * pause:.0f} ms of a GPU's work a batch; 2 threads", rows)
 
 
 def start(steps: Steps) -> None:
@@ -353,7 +353,7 @@ def workers(steps: Steps) -> None:
     _print("A DataLoader of 2 workers, epochs 1, 2, 3", rows)
 
 
-_PARTS = {"fill": fill, "beside": beside, "start": start, "ranks": ranks, "workers": workers}
+_PARTS = {"fill": fill, "training": training, "start": start, "ranks": ranks, "workers": workers}
 
 
 def main() -> None:
@@ -362,7 +362,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="directory on a disk for the cache of `start`; default: TMPDIR")
     parser.add_argument("--only", default=",".join(_PARTS), help="parts to run, comma-separated")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--pause", type=float, default=0.1, help="seconds of GPU work per batch in `beside`")
+    parser.add_argument("--pause", type=float, default=0.1, help="seconds of GPU work per batch in `training`")
     arguments = parser.parse_args()
     unknown = set(arguments.only.split(",")) - set(_PARTS)
     if unknown:

@@ -1,4 +1,4 @@
-"""Fields beside a DALI pipeline: aligned with its images and equal to those of ImageLoader; mixtures and buckets."""
+"""Fields next to a DALI pipeline: aligned with its images and equal to those of ImageLoader; mixtures and buckets."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def test_data_sets_are_cut_where_possible(data: Dataset[Any], stages: int, note:
     first, *_, after = itertools.islice(epoch, pipeline.distinct + 1)
     for cut in range(stages + 1):
         batch = batches_of(pipeline, cut, 1)[0]
-        expected = first if cut else after  # the whole loader goes on after the recorded part
+        expected = first if cut else after  # the whole loader continues after the recorded part
         flat, same = torch.utils._pytree.tree_leaves(batch), torch.utils._pytree.tree_leaves(expected)
         assert all(torch.equal(a, b) for a, b in zip(flat, same, strict=True)), f"cut {cut}"
 

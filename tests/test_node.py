@@ -37,7 +37,7 @@ def step(tasks: int, on_node: int, per_task: int | None = None) -> dict[str, str
 
 
 def batch(tasks: int, on_node: int, per_task: int | None) -> dict[str, str]:
-    """The environment of a batch script, which is no step."""
+    """The environment of a batch script, outside any job step."""
     text = f"SLURM_LOCALID=0 SLURM_NODEID=0 SLURM_NNODES=1 SLURM_NTASKS={tasks} SLURM_STEP_TASKS_PER_NODE={tasks} "
     return env(f"{text} SLURM_CPUS_ON_NODE={on_node}" + (f" SLURM_CPUS_PER_TASK={per_task}" if per_task else ""))
 

@@ -266,7 +266,7 @@ def test_one_of_several_mnist_sets(tmp_path: Path) -> None:
 
 
 def test_labels_of_mnist(tmp_path: Path) -> None:
-    """Labels from 1, as those of EMNIST's letters; no labels; a compressed twin beside each file; names with dots."""
+    """Labels from 1, as those of EMNIST's letters; no labels; a compressed twin next to each file; names with dots."""
     root = mnist(tmp_path / "mnist")
     mnist(root, ".gz")
     (root / "train-labels-idx1-ubyte").write_bytes(idx(np.array([1, 2, 3, 1, 2, 3], np.uint8)))
@@ -344,7 +344,7 @@ def test_grey_arrays_with_and_without_a_channel(tmp_path: Path) -> None:
 
 
 def test_arrays_without_splits(tmp_path: Path) -> None:
-    """Labels that are names; a file of images with its labels beside it; other arrays."""
+    """Labels that are names; a file of images with its labels next to it; other arrays."""
     root, images = tmp_path / "val", drawn(3, 4, 5)
     root.mkdir()
     np.save(root / "images.npy", images)

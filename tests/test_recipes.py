@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from suites.trainings import check_that_models_end_first
+from suites.training_runs import check_that_models_end_first
 
 import packer
 

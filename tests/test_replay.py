@@ -350,7 +350,7 @@ def test_unknown_ops_in_a_state(reader: Any) -> None:
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------
 class Settings:
-    """An object in a checkpoint beside the state, of a class that torch does not load."""
+    """An object in a checkpoint next to the state, of a class that torch does not load."""
 
     def __init__(self) -> None:
         self.rate = 0.1

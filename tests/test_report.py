@@ -236,8 +236,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     ("name", "dark"), [("RandomResizedCrop(224)", False), ("W" * 200, False), (HOSTILE, True)], ids=range(3)
 )
 def test_a_browser_shows_the_whole_report_at_any_width(browser: Browser, tmp_path: Path, name: str, dark: bool) -> None:
-    """No content lies beside the page, outside its chart, over other text, or is smaller than 11 pixels, light or
-    dark."""
+    """No content is outside the page or its chart, over other text, or smaller than 11 pixels: light, dark."""
     write_page(tmp_path / "report.html", diagnosis_page(diagnosis(name), "title", "packer diagnose"))
     page = browser.open((tmp_path / "report.html").as_uri(), dark=dark)
     page.wait("$('figure svg')")

@@ -60,7 +60,7 @@ def listings(root: Path) -> int:
 
 @pytest.fixture
 def photos(tree: Path, tmp_path: Path) -> Path:
-    """A copy of `tree` under the same name, with a file beside it that counts listings."""
+    """A copy of `tree` under the same name, with a file next to it that counts listings."""
     return Path(shutil.copytree(tree, tmp_path / tree.name))
 
 

@@ -199,7 +199,7 @@ def test_the_page_comes_from_this_package_not_from_the_directory(sets: Path) -> 
 
 
 def test_no_link_of_a_set_is_followed_for_an_exported_page(sets: Path, tmp_path: Path) -> None:
-    """Neither for a shard, nor for a column, nor for the folder of columns; the page beside them is shown."""
+    """Neither for a shard, nor for a column, nor for the folder of columns; the page next to them is shown."""
     root = tmp_path / "set"
     shutil.copytree(sets / "tar", root)
     page = packer.export_view(root, tmp_path / "page").path

@@ -207,7 +207,7 @@ def test_a_part_of_a_key_is_found_and_the_selection_is_saved(opened: Any, live: 
         packer.export_view(drawn, drawn.parent / "page", overwrite=True)
     with nullcontext(live) if kind == "live" else range_server(drawn.parent) as url:
         page = opened(url if kind == "live" else f"{url}page/")
-        assert page.js("$('#save').hidden"), "all samples are shown, so there is no selection to save"
+        assert page.js("$('#save').hidden"), "all samples are shown, so nothing is selected to save"
         page.key("/")
         page.type("pes/01")
         page.key("Enter")

@@ -1,8 +1,8 @@
 """The example of each training framework, killed and restarted: no sample lost or repeated, the losses of one run. Not
 collected: `test_training_kills.py` runs this file in a separate process.
 
-Each example is the unchanged script of examples/ (`suites.trainings`). TRIALS (default 200) is the number of kills of
-each, on 1 to 4 ranks with the same samples in a step; SEED makes a run repeatable.
+Each example is the unchanged script of examples/ (`suites.training_runs`). TRIALS (default 200) is the number of kills
+of each, on 1 to 4 ranks with the same samples in a step; SEED makes a run repeatable.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_jpeg, tree_of
-from suites.trainings import Step, continues_at, disturb, run_ranks
+from suites.training_runs import Step, continues_at, disturb, run_ranks
 from trainer_cases import QUIET
 
 import packer

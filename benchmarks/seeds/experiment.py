@@ -128,7 +128,7 @@ class Experiment:
 
 
 class Page:
-    """A page in Markdown with charts beside it."""
+    """A page in Markdown with charts in the same folder."""
 
     def __init__(self, name: str) -> None:
         self.name, self.charts = name, dict[str, Chart]()

@@ -316,7 +316,7 @@ def _model(chosen: Contender, job: Job, arguments: argparse.Namespace) -> dict[s
     reference = torch.from_numpy(np.stack(list({image.tobytes(): image for image in images}.values())))
     judged, network, features = reference[: arguments.judged].float() / 127.5 - 1, feature_network(), []
     figures: dict[str, Any] = {}
-    for seed in range(1 if chosen.name == FAULT else arguments.trainings):
+    for seed in range(1 if chosen.name == FAULT else arguments.seeds):
         learner = _learner(arguments.full, seed)
         batches = iter(chosen.function(replace(job, batch=MODEL_BATCH, workers=1, seed=seed)))
         for _ in range(arguments.steps):
@@ -381,11 +381,9 @@ def claims(results: Results, arguments: argparse.Namespace) -> Iterator[Check]:
     names = [name + MODEL for name in (BASELINE, LOADER)]
     if not all(figure(results, name, "loss") for name in (*names, FAULT)):
         return
-    losses = [[results[name][0][f"loss {seed}"] for seed in range(arguments.trainings)] for name in names]
+    losses = [[results[name][0][f"loss {seed}"] for seed in range(arguments.seeds)] for name in names]
     spread, apart = max(max(some) - min(some) for some in losses), abs(mean(losses[0]) - mean(losses[1]))
-    text = (
-        f"the means of {arguments.trainings} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}"
-    )
+    text = f"the means of {arguments.seeds} seeds differ by {apart:.4f}, the seeds of a loader by up to {spread:.4f}"
     yield Check("a model trained on packer's batches has the same loss", text, apart <= spread)
     baseline, loader, (fault,) = (np.load(_features_of(arguments, name)) for name in (*names, FAULT))
     loaders = mean(frechet_distance(a, b) for a, b in zip(baseline, loader, strict=True))

@@ -30,7 +30,7 @@ __all__ = ["command"]
 @flags.split_option()
 @click.option("--port", type=click.IntRange(0, 65535), metavar="N", help="Port on 127.0.0.1. Default: a free port.")
 @click.option("--predictions", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", help="CSV "
-              "with the columns key and predicted and, optionally, score or loss: shown beside the labels, the worst "
+              "with the columns key and predicted and, optionally, score or loss: shown next to the labels, the worst "
               "mistakes first.")  # fmt: skip
 @click.option("--no-browser", is_flag=True, help="Only print the address.")
 @click.option("--export", "output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write a "

@@ -34,12 +34,7 @@ __all__ = [
 # Files of a source that are not in the set: counted by reason, in warnings, and in the error if no sample is left.
 
 
-_EXPECTED = (
-    "hidden",
-    "beside ",
-    "outside the splits",
-    "metadata of ",
-)  # images may be left out for these reasons without a warning
+_EXPECTED = ("hidden", "metadata of ")  # reasons for which images may be left out without a warning
 _FOREIGN = "image, byte 0: found "
 _NOT_INSTALLED = "is not read by any installed package"
 _NOT_CHOSEN = "for which `where` is false"

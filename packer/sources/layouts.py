@@ -521,7 +521,7 @@ _COMPANIONS = (
     *("labels", "annotations", "annotation", "masks", "mask", "segmentation", "segmentations", "segmentationclass"),
     *("segmentationobject", "ground_truth", "groundtruth", "gt", "bboxes", "depth"),
 )
-_BESIDE = (".txt", ".json", ".xml", ".caption")
+_OF_IMAGES = (".txt", ".json", ".xml", ".caption")
 _SHOWN = 5
 
 
@@ -617,16 +617,16 @@ def _known(folders: set[str], classes: Sequence[str]) -> Hint:
     for folder in sorted(folders):
         above, _, base = folder.rpartition("/")
         names = ("annotations", "Annotations", "ImageSets")
-        beside = {name for name in names if f"{above}/{name}".lstrip("/") in folders}
+        siblings = {name for name in names if f"{above}/{name}".lstrip("/") in folders}
         year = _YEAR.fullmatch(base)
         if f"/{folder}".endswith("/Data/CLS-LOC"):
             problem = "holds the root of ILSVRC (ImageNet), whose classes are in Data/CLS-LOC"
             return problem, above.rpartition("/")[0]
-        if year and "annotations" in beside:
+        if year and "annotations" in siblings:
             return f"holds COCO ({base}), with several labels per image, in JSON files", above
         if year and base in classes:
             return f"looks like COCO ({base}) without its annotations; for the images alone", folder, year[1]
-        if base == "JPEGImages" and beside & {"Annotations", "ImageSets"}:
+        if base == "JPEGImages" and siblings & {"Annotations", "ImageSets"}:
             return "holds Pascal VOC, whose labels are in Annotations", above
     return None
 
@@ -707,9 +707,9 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
         command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
         remedy = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
         yield f"{table!r} is a table, which is not read; if it has the labels of the images, {remedy}"
-    beside = {path.rpartition(".")[0]: path for path in others if path.endswith(_BESIDE)}
-    images = (path for part in splits.values() for path in part.files.paths()) if beside else ()
-    named = [beside[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in beside]
+    files = {path.rpartition(".")[0]: path for path in others if path.endswith(_OF_IMAGES)}
+    images = (path for part in splits.values() for path in part.files.paths()) if files else ()
+    named = [files[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in files]
     if named:
         yield (
             f"{plural(len(named), 'file')} left out, named like an image in the same folder, such as {named[0]!r}: to "

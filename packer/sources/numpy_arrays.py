@@ -87,8 +87,8 @@ class NumpySource(PixelSource):
         samples, labels = self._keys
         if samples or (labels and len(pairs) == 1):
             samples = samples or next(iter(pairs.values()))[0]
-            beside = dict(pairs.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
-            pairs = {"": (samples, labels or beside)}
+            found_labels = dict(pairs.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
+            pairs = {"": (samples, labels or found_labels)}
         if not pairs or not {name for pair in pairs.values() for name in pair} <= {*names, ""}:
             raise SourceError(
                 f"{self.root}: no arrays called {samples or 'images'} and {labels or 'labels'}, or x and y "
@@ -132,10 +132,10 @@ class NumpySource(PixelSource):
         elif self._is_zip():
             files = self._members()
         else:
-            beside = [path.name.removesuffix(".npy") for path in sorted(self.root.parent.glob("*.npy"))]
+            names = [path.name.removesuffix(".npy") for path in sorted(self.root.parent.glob("*.npy"))]
             own = self.root.name.removesuffix(".npy")
-            labels = dict(splits_of_arrays(beside).values())
-            if self._keys[1] in beside:
+            labels = dict(splits_of_arrays(names).values())
+            if self._keys[1] in names:
                 labels[own] = self._keys[1]
             if own not in labels:
                 return {"images": self.root.name}

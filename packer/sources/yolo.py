@@ -111,8 +111,8 @@ class YoloSource(AnnotatedSource):
         if not used:
             raise SourceError(f"{self.root}: no images in {', '.join(folder or '.' for folder, _ in splits.values())}")
         for name, (folder, paths) in splits.items():
-            beside = (self.root / next(_label_paths(f"{folder}/x.jpg".lstrip("/")))).parent
-            has_folder = "images" in folder.split("/") and beside.is_dir()
+            label_folder = (self.root / next(_label_paths(f"{folder}/x.jpg".lstrip("/")))).parent
+            has_folder = "images" in folder.split("/") and label_folder.is_dir()
             is_known = has_folder or any(labels[path] is not None for path in paths)
             pairs = ((images[path], texts.get(labels[path] or "")) for path in paths)
             self.add(listing, name, _samples(folder, pairs, is_known), folder)

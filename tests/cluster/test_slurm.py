@@ -229,7 +229,7 @@ def test_a_requeued_job_continues_where_it_stopped(cluster: Cluster, source: Pat
 
 
 def test_a_node_fails(cluster: Cluster, source: Path) -> None:
-    """Slurm requeues the job by itself; the job goes on from the last checkpoint, and only the new node copies the
+    """Slurm requeues the job by itself; the job continues from the last checkpoint, and only the new node copies the
     set."""
     epochs = 60
     options = f"{TINY} --epochs {epochs} --save-every 10 --trace failing"

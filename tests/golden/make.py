@@ -1,4 +1,4 @@
-"""Write the golden files beside this script: sets, resume tokens and orders, as the current packer writes them.
+"""Write the golden files next to this script: sets, resume tokens and orders, as the current packer writes them.
 
     python tests/golden/make.py
 

@@ -557,12 +557,12 @@ def _limit(known: _Known, full: Mapping[str, float]) -> str:
     device = f"the GPU{'s are' if len(gpus) > 1 else ' is'} {_percent(gpu)}"
     if gpu >= _BUSY:
         return f"{device} busy at p50: the input pipeline is fast enough"
-    beside = f" while {device}" if gpus else ""
+    gpu_state = f" while {device}" if gpus else ""
     if (throttled := known.get("job throttled", _NOTHING).p50) >= _THROTTLED:
-        return f"the CPU quota stops the job {_percent(throttled)} of the time{beside}: request more CPUs"
+        return f"the CPU quota stops the job {_percent(throttled)} of the time{gpu_state}: request more CPUs"
     if (cpu := known["cpu busy"].p50) >= _BUSY:
         end = "the input pipeline is the limit" if gpus else "the CPUs are the limit"
-        return f"CPUs are {_percent(cpu)} busy at p50{beside}: {end}"
+        return f"CPUs are {_percent(cpu)} busy at p50{gpu_state}: {end}"
     idle = f"CPUs are {_percent(1 - cpu)} idle" + (f" and {device} busy" if gpus else "")
     if storage := _storage(known):
         return f"{storage} while {idle}: storage is the limit"

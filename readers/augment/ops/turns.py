@@ -422,10 +422,10 @@ def _smooth_node(dali: Any, images: Any, edges: Any) -> Any:
     fn = dali.fn
 
     def with_neighbours(values: Any, axis: int) -> Any:
-        beside = (
+        neighbours = (
             fn.slice(values, start=[by], rel_shape=[1.0], axes=[axis], out_of_bounds_policy="pad") for by in (-1, 1)
         )
-        return values + next(beside) + next(beside)
+        return values + next(neighbours) + next(neighbours)
 
     smooth = (with_neighbours(with_neighbours(images, 0), 1) + images * 4.0) * (1 / 13)
     change = rounded_node(dali, smooth) - images
