@@ -68,6 +68,12 @@ def pytest_configure(config: pytest.Config) -> None:
         _stderr.append(os.dup(2))
 
 
+def pytest_collection_finish() -> None:
+    """Exclude what collection has made from later garbage collections, a third of the CPU time of some files."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Limits the time of a test including its fixtures."""

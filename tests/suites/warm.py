@@ -10,6 +10,7 @@ tests close its channel, so that it ends with the process that started it.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -145,6 +146,7 @@ def serve(descriptor: int) -> None:
     for package in map(importlib.import_module, _PACKAGES):
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
+    gc.freeze()
     channel = socket.socket(fileno=descriptor)
     while True:
         data, passed, _, _ = socket.recv_fds(channel, 1 << 20, 2)

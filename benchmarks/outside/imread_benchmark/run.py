@@ -1,8 +1,8 @@
 """Run a campaign of imread_benchmark by its commands, and print its medians as rows. imread_benchmark describes the
 current environment, because its `environment provision` would install a lock file without packer's row.
 
-PROTOCOL=loader-supply: a DataLoader without workers and with two workers supplies the images, instead of a loop over
-decode-memory.
+PROTOCOL=loader-supply: a DataLoader without workers and with two workers supplies the images, instead of the loop of
+decode-memory. DECODERS=packer,simplejpeg measures only these; simplejpeg must be one of them.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ def main() -> None:
         if (protocol := os.environ.get("PROTOCOL", "decode-memory")) == "loader-supply":
             plan["matrix"]["protocols"] = {protocol: {"worker_profiles": LOADERS}}
             del plan["matrix"]["decoders"]["packer-coefficients"]
+        decoders = plan["matrix"]["decoders"]
+        names = os.environ.get("DECODERS", ",".join(decoders)).split(",")
+        plan["matrix"]["decoders"] = {name: decoders[name] for name in names}
         (work / "plan.yaml").write_text(yaml.safe_dump(plan))
         call("plan", "instantiate", work / "plan.yaml", "--package-descriptor", package, "--output-dir", work)
         call("platform", "capture", "--output", "platform.json", "--machine-type", "local", "--location", "local")
