@@ -46,7 +46,7 @@ def main() -> int:
             for line in process.stdout:
                 print(line, end="", flush=True)
                 kept.write(line)
-                rows += [line.rstrip()] if line.startswith("| ") else []
+                rows += [line.rstrip()] if line.startswith("| ") and line.count("|") == 6 else []  # five cells
         failed += [name] if process.returncode else []
     print("\n".join(("", HEAD, *rows)))
     if failed:

@@ -60,7 +60,7 @@ def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[s
         "dataset.num_files_train": options.samples,
         "dataset.num_subfolders_train": sum(path.is_dir() for path in (options.work / "train").iterdir()),
         "train.computation_time": step,
-        "train.total_training_steps": min(int(options.compute / step), epoch),
+        "train.total_training_steps": min(max(1, int(options.compute / step)), epoch),  # 0: all
         "reader.read_threads": 1 if options.processes else os.cpu_count(),
         "output.folder": out,
         **ROWS[row],
@@ -171,7 +171,8 @@ def main() -> None:
     for measure in ("startup", "memory"):
         measures += [(measure, *(next(iter(side.runs.values()), {}).get(measure, 0) for side in (packed, dlio)))]
     for measure, own, other in measures:
-        print(f"| {name} | {measure} | {own:.4g} | {other:.4g} | {own / other if other else float('nan'):.2f} |")
+        theirs, ratio = (f"{other:.4g}", f"{own / other:.2f}") if other else ("no run ended", "")
+        print(f"| {name} | {measure} | {own:.4g} | {theirs} | {ratio} |")
 
 
 if __name__ == "__main__":
