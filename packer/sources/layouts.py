@@ -521,7 +521,7 @@ _COMPANIONS = (
     *("labels", "annotations", "annotation", "masks", "mask", "segmentation", "segmentations", "segmentationclass"),
     *("segmentationobject", "ground_truth", "groundtruth", "gt", "bboxes", "depth"),
 )
-_OF_IMAGES = (".txt", ".json", ".xml", ".caption")
+_SIDECARS = (".txt", ".json", ".xml", ".caption")
 _SHOWN = 5
 
 
@@ -707,9 +707,10 @@ def _unread(splits: Mapping[str, TreeSplit], others: Sequence[str], where: str) 
         command = f"packer convert {quoted(Path(where, table))} --folder {quoted(where)}"
         remedy = f"run  {command}" if Path(where).is_dir() else "unpack it, and convert the table"
         yield f"{table!r} is a table, which is not read; if it has the labels of the images, {remedy}"
-    files = {path.rpartition(".")[0]: path for path in others if path.endswith(_OF_IMAGES)}
-    images = (path for part in splits.values() for path in part.files.paths()) if files else ()
-    named = [files[stem] for path in images if has_image_suffix(path) and (stem := path.rpartition(".")[0]) in files]
+    sidecars = {path.rpartition(".")[0]: path for path in others if path.endswith(_SIDECARS)}
+    paths = (path for part in splits.values() for path in part.files.paths()) if sidecars else ()
+    stems = (path.rpartition(".")[0] for path in paths if has_image_suffix(path))
+    named = [sidecars[stem] for stem in stems if stem in sidecars]
     if named:
         yield (
             f"{plural(len(named), 'file')} left out, named like an image in the same folder, such as {named[0]!r}: to "

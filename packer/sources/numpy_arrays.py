@@ -87,8 +87,8 @@ class NumpySource(PixelSource):
         samples, labels = self._keys
         if samples or (labels and len(pairs) == 1):
             samples = samples or next(iter(pairs.values()))[0]
-            found_labels = dict(pairs.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
-            pairs = {"": (samples, labels or found_labels)}
+            paired = dict(pairs.values()).get(samples) or splits_of_arrays(["images", *names])[""][1]
+            pairs = {"": (samples, labels or paired)}
         if not pairs or not {name for pair in pairs.values() for name in pair} <= {*names, ""}:
             raise SourceError(
                 f"{self.root}: no arrays called {samples or 'images'} and {labels or 'labels'}, or x and y "

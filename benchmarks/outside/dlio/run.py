@@ -60,7 +60,7 @@ def one_run(row: str, pace: float, options: argparse.Namespace, workload: dict[s
         "dataset.num_files_train": options.samples,
         "dataset.num_subfolders_train": sum(path.is_dir() for path in (options.work / "train").iterdir()),
         "train.computation_time": step,
-        "train.total_training_steps": min(max(1, int(options.compute / step)), epoch),  # 0: all
+        "train.total_training_steps": min(max(1, int(options.compute / step)), epoch),  # DLIO takes 0 for all
         "reader.read_threads": 1 if options.processes else os.cpu_count(),
         "output.folder": out,
         **ROWS[row],
